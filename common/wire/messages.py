@@ -1,0 +1,174 @@
+"""The messages of PROTOCOL.md as values: fields, bounds, and their msgpack form.
+
+A message is a frame type, a small msgpack map with short keys, and (DATA, SNAPSHOT, CHANGES) a raw payload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from common.blocks import BlockRange
+from common.entries import Change, Entry
+
+
+class Priority(IntEnum):
+    """Who waits. Lower is sooner; the order is the protocol's."""
+
+    DEMAND = 0
+    PREFETCH = 1
+
+
+class Codec(IntEnum):
+    RAW = 0
+    ZSTD = 1
+    LZ4 = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Spoke to hub, first. ``identity``: the spoke's stable name; ``spoke_id``: 16 bytes that tie its connections together."""
+
+    versions: tuple[int, ...]
+    dataset: str
+    identity: str
+    spoke_id: bytes
+    codecs: tuple[Codec, ...] = (Codec.RAW,)
+    capabilities: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Hub to spoke, the answer to HELLO: what was agreed and what the hub is."""
+
+    version: int
+    dataset: str
+    catalog_id: bytes
+    head_revision: int
+    heartbeat_interval_ms: int
+    codecs: tuple[Codec, ...] = (Codec.RAW,)
+    capabilities: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Ask for the tree: from ``from_revision`` of ``catalog_id`` if the hub still can, else a snapshot. Empty id: nothing known."""
+
+    catalog_id: bytes
+    from_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPage:
+    """A page of the tree at ``revision``; ``entries`` travel as the payload. ``last`` closes the snapshot; ``entry_count`` is its total."""
+
+    catalog_id: bytes
+    revision: int
+    entry_count: int
+    last: bool
+    entries: tuple[tuple[bytes, Entry], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes after ``after_revision`` up to and with ``to_revision``, in order, none left out."""
+
+    catalog_id: bytes
+    after_revision: int
+    to_revision: int
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The feed is alive; ``head_revision`` lets the spoke see a gap."""
+
+    catalog_id: bytes
+    head_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Blocks of one version. ``deadline_ms``: the time the hub has from receipt (0 = none): clocks never cross the wire."""
+
+    file_version: bytes
+    ranges: tuple[BlockRange, ...]
+    priority: Priority
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Blocks of one extent, answering READ. ``raw_bytes``: length after decoding; ``digests``: packed, of the raw bytes; ``last``: the READ is complete."""
+
+    blocks: BlockRange
+    codec: Codec
+    raw_bytes: int
+    digests: bytes
+    last: bool
+    payload: bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Withdraw the request of this frame's id; the hub answers it with ERROR ``cancelled`` unless it was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Somebody now waits for the request of this frame's id."""
+
+    priority: Priority
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a spoke sees, for the hub's fleet view: name to number, at most ``limits.STATS_MAX_ITEMS``."""
+
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """A request (or, with request id 0, the connection) failed. ``code``: see common.errors; unknown codes read as ``peer``."""
+
+    code: str
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The sender closes in order; ``reason`` is for a log line."""
+
+    reason: str
+
+
+Message = (
+    Hello
+    | Welcome
+    | Subscribe
+    | SnapshotPage
+    | Changes
+    | Heartbeat
+    | Read
+    | Data
+    | Cancel
+    | Promote
+    | Ping
+    | Pong
+    | Stats
+    | Error
+    | Goodbye
+)
