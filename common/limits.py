@@ -5,7 +5,7 @@ A limit that only one module could ever need still stands here: an operator read
 
 from __future__ import annotations
 
-from common.blocks import EXTENT_BLOCKS, EXTENT_BYTES
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES
 
 # --- wire ------------------------------------------------------------------------------------------------
 
@@ -36,8 +36,349 @@ TEXT_MAX_BYTES = 1024
 SNAPSHOT_PAGE_MAX_ENTRIES = 4096
 """Entries in a snapshot page or changes in a CHANGES frame; pages also keep under FRAME_PAYLOAD_MAX_BYTES. Senders split."""
 
+BLOCK_INDEX_LIMIT = 1 << 40
+"""Block indices are below it, so a file holds at most 4 PiB and no sum of offsets leaves 64 bits. Refuse: protocol error."""
+
+FILE_MAX_BYTES = BLOCK_INDEX_LIMIT * BLOCK_BYTES
+"""An entry's size. Refuse: protocol error."""
+
+HELLO_MAX_ITEMS = 64
+"""Versions, codecs or capabilities in a HELLO or WELCOME. Refuse: protocol error."""
+
+LABEL_MAX_BYTES = 64
+"""Capability names, STATS names and error codes. Refuse: protocol error."""
+
+DURATION_MAX_MS = 7 * 24 * 3600 * 1000
+"""Deadlines and heartbeat intervals on the wire: a week. Refuse: protocol error."""
+
+PINGS_MAX_OUTSTANDING = 16
+"""PINGs of one side not answered yet: what a peer can make us remember. Refuse: protocol error."""
+
+REQUESTS_MAX_UNANSWERED = 4 * REQUESTS_MAX_OUTSTANDING
+"""READs of a connection that the hub has not ended, withdrawn ones included. Refuse with ``overloaded``."""
+
 HELLO_TIMEOUT_S = 10.0
 """From accept to HELLO, and from HELLO to WELCOME. Drop the connection."""
 
 HEARTBEAT_INTERVAL_S = 2.0
 """Silence on a feed after which the hub sends a heartbeat; a spoke that hears nothing for five of them re-dials."""
+
+# --- links to the hub ------------------------------------------------------------------------------------
+
+DIAL_TIMEOUT_S = 5.0
+"""From SYN to connected; a lost SYN is sent again after 1 and 3 s. Then back off and dial again."""
+
+REDIAL_FIRST_S = 0.1
+REDIAL_CAP_S = 2.0
+"""Back-off between dials, with jitter. The cap keeps recovery after an outage under 5 s."""
+
+LINK_CHECK_INTERVAL_S = 1.0
+"""How often a spoke pings each link."""
+
+LINK_MAX_PINGS = 3
+"""Unanswered pings on one link. No more are sent until one is answered."""
+
+LINK_DEAD_AFTER_S = 8.0
+"""Silence on a link with a ping unanswered: eight round trips of a 900 ms path. Drop it; its requests move to another."""
+
+LINK_MAX_OUTSTANDING_BYTES = 64 * 1024 * 1024
+"""Bytes asked for on one link and not received. Further prefetch waits in the spoke, where it can still be reordered."""
+
+REQUEST_MAX_TRIES = 4
+"""Answers with a wrong digest, or a disk error at the hub, for one flight. Then its readers get EIO."""
+
+RETRY_FIRST_S = 0.1
+RETRY_CAP_S = 5.0
+"""Back-off of a flight the hub answered with a retryable error."""
+
+CACHE_WRITERS = 4
+"""Landed flights written to the cache at once: an NVMe queue is kept busy, a slow disk holds no more threads than this."""
+
+CACHE_DRAIN_TIMEOUT_S = 3.0
+"""At stop, the time landed flights have to reach the cache. What has not is fetched again after the restart."""
+
+BYPASS_MEMORY_BYTES = 64 * 1024 * 1024
+"""Landed flights kept in memory when the cache disk would not take them. The oldest are dropped."""
+
+PREFETCH_MAX_OUTSTANDING_BYTES = 128 * 1024 * 1024
+"""Prefetch asked for or not yet written, over all streams: 10 Gbit/s x 60 ms is 75 MB. The planner waits."""
+
+SLOW_READ_AFTER_S = 5.0
+"""A read that has waited this long for the hub is logged and counted while it goes on waiting."""
+
+# --- serving ---------------------------------------------------------------------------------------------
+
+CONNECTIONS_MAX = 2048
+"""Connections a server holds, all spokes. Refuse the next with ``overloaded``."""
+
+CONNECTIONS_PER_SPOKE_MAX = 64
+"""Connections of one spoke to one server (a far 10 Gbit/s path wants about 16). Refuse with ``overloaded``."""
+
+CONNECTIONS_HALF_OPEN_MAX = 256
+"""Connections that have not said HELLO yet. Drop the oldest: an honest spoke says it within a round trip."""
+
+REPLIES_UNSENT_MAX_BYTES = 256 * 1024
+"""Small replies (PONG, ERROR) queued for a peer that does not read them. Wait: its requests are not read meanwhile."""
+
+FEED_FRAME_MAX_ENTRIES = 1024
+"""Entries a server puts into one SNAPSHOT or CHANGES frame: a few ms to encode, and a demand read waits behind one at most. Split."""
+
+READING_MAX_BYTES = 32 * 1024 * 1024
+"""Extents a server reads from its source at once. Wait. It covers a disk of 20 ms at 10 Gbit/s; above it, whom to serve is decided too early."""
+
+READ_AHEAD_LINK_BYTES = 4 * 1024 * 1024
+"""Extents read, or being read, for one connection and one priority before the socket takes them. Wait."""
+
+READ_AHEAD_TOTAL_BYTES = 256 * 1024 * 1024
+"""The same for all connections together; past it each connection may still hold one extent, so that none stands still. Wait."""
+
+READ_AHEAD_ITEM_MIN_BYTES = 64 * 1024
+"""What the smallest read counts for in the three limits above: it bounds how many small reads are open at once."""
+
+UNSENT_KERNEL_BYTES = 512 * 1024
+"""TCP_NOTSENT_LOWAT: bytes the kernel holds beyond what is in flight. 4 ms at 1 Gbit/s: how long a demand read waits behind prefetch."""
+
+CLOSE_GRACE_S = 2.0
+"""From the decision to close a connection (its last words queued) to dropping it."""
+
+# --- replica of the names (spoke/namespace) ----------------------------------------------------------------
+
+TREE_MAX_ENTRIES = 16_000_000
+"""Entries a spoke mirrors (about 400 bytes of memory each). A larger snapshot is refused: protocol error."""
+
+REPLICA_STEP_ENTRIES = 2048
+"""Entries of a snapshot compared or applied before the event loop gets its turn (about 10 ms). Wait."""
+
+RESYNC_ANSWER_TIMEOUT_S = 20.0
+"""From SUBSCRIBE to the first page or change that fits. Subscribe again."""
+
+SUSPICIOUS_MIN_ENTRIES = 100
+"""A tree smaller than this may lose anything unasked: small trees are emptied on purpose."""
+
+SUSPICIOUS_LOSS_FRACTION = 0.5
+"""More than this part of the entries gone within SUSPICIOUS_WINDOW_S: the old tree stays until somebody says otherwise. Refuse."""
+
+SUSPICIOUS_WINDOW_S = 60.0
+"""The time over which losses add up, so that a vanishing tree told in many small batches is seen too."""
+
+SUSPICIOUS_RECHECK_S = 5.0
+SUSPICIOUS_RECHECK_MAX_S = 300.0
+"""While a hub is suspicious and says more: how long until its whole tree is asked for again; doubles up to the maximum."""
+
+JOURNAL_RECORD_MAX_BYTES = 4 * 1024 * 1024
+"""One record of the names' journal: a page of a snapshot or a CHANGES frame. A longer one is damage: cut there."""
+
+JOURNAL_PAGE_ENTRIES = 4096
+"""Entries in one page of the journal's snapshot. Split."""
+
+JOURNAL_COMPACT_MIN_BYTES = 1024 * 1024
+"""A change log shorter than this is never compacted; a longer one when it outgrows the snapshot."""
+
+JOURNAL_QUEUE_MAX_CHANGES = 100_000
+"""Changes queued for a slow disk. Past it they are dropped and the whole tree is written instead."""
+
+JOURNAL_RETRY_S = 30.0
+"""From a failed write of the journal to the next attempt, which writes everything anew."""
+
+# --- the block cache ---------------------------------------------------------------------------------------
+
+CACHE_MIN_BYTES = 16 * 1024 * 1024
+"""Smallest capacity: sixteen extents, below which eviction only thrashes. Refuse: CacheDirectoryError."""
+
+CACHE_OPEN_FILES_MAX = 256
+"""Cached files whose two descriptors stay open (512 of the usual soft limit of 1,024). The least recently used idle one is closed."""
+
+CACHE_READ_THREADS = 8
+"""Disk reads under way at once; an NVMe disk wants a queue, a slow one must not collect the whole process. Wait."""
+
+CACHE_WRITE_THREADS = 2
+"""Disk writes, hole punches and removals under way at once; apart from the reads, so that a slow write delays no read. Wait."""
+
+CACHE_READ_ATTEMPTS = 4
+"""Times a read starts again because its extents were evicted and refilled meanwhile, before it says "missing"."""
+
+CACHE_READ_ERRORS_MAX = 8
+"""Failed disk reads in a row (each drops its blocks) after which the cache is bypassed."""
+
+CACHE_VERIFY_SLICE_BYTES = 4 * 1024 * 1024
+"""What one verify job reads before it gives its thread back."""
+
+CACHE_EVICT_BATCH_BYTES = 4 * 1024 * 1024
+"""Bytes freed at once (at most 1/64 of the capacity), so that not every write waits for its own hole."""
+
+CACHE_EVICT_ROUNDS_MAX = 64
+"""Batches one write evicts for before it gives up (256 MiB): a cache far over its limit is trimmed apart from writes."""
+
+CACHE_EVICT_SAMPLE = 32
+"""Extents looked at to choose one victim: the cost of a decision, whatever the size of the cache."""
+
+CACHE_GHOSTS_MAX = 65536
+"""Evicted extents whose last use is remembered, to learn how far apart uses are. Beyond it: every second one is forgotten."""
+
+CACHE_WANTED_MAX = 4096
+"""Extents a reader missed and nobody wrote yet: their arrival is a use, not a prefetch. Oldest forgotten."""
+
+CACHE_STATVFS_EVERY_BYTES = 16 * 1024 * 1024
+"""Bytes written between two looks at the disk's free space."""
+
+CACHE_BYPASS_RETRY_S = 5.0
+"""First wait after a disk error before the cache is tried again; doubles up to CACHE_BYPASS_RETRY_MAX_S."""
+
+CACHE_BYPASS_RETRY_MAX_S = 300.0
+"""Longest wait between two tries of a failing cache disk."""
+
+CONTROL_LINE_MAX_BYTES = 1024 * 1024
+"""One request line on the control socket. Refuse: the connection is closed."""
+
+# --- the mount (spoke/fuse) ----------------------------------------------------------------------------------
+
+FUSE_MAX_BACKGROUND = 1024
+"""READs of readahead and page faults the kernel may have in flight; its default of 12 allows 190 a second over 60 ms.
+Further readers wait in the kernel."""
+
+FUSE_CONGESTION_THRESHOLD = 768
+"""From so many on the kernel skips asynchronous readahead."""
+
+FUSE_REQUESTS_PER_WAKEUP = 64
+"""Requests answered before the event loop turns to others. The rest wait for its next round."""
+
+FUSE_LISTING_MAX_BYTES = 128 * 1024
+"""One READDIR reply (~700 names, ~2 ms to pack). The kernel asks for the rest."""
+
+FUSE_NOTIFICATIONS_MAX_QUEUED = 64 * 1024
+"""Names the kernel is still to be told about. Beyond, all are dropped for one "forget every name"."""
+
+FUSE_NEGATIVE_LIFETIME_S = 60.0
+"""How long the kernel may remember that a name does not exist, were it never told that the name appeared."""
+
+FUSE_ANSWER_TIMEOUT_S = 2.0
+"""How long a mountpoint that may hang is waited for, in a thread. Beyond, it counts as not answering."""
+
+FUSE_MOUNT_TIMEOUT_S = 10.0
+"""The mount call, fusermount3, and the kernel's first request. Refuse: the mount fails with the reason."""
+
+FUSE_UNMOUNT_TIMEOUT_S = 2.0
+"""Each step of an unmount (detach, abort, the last notification). Then the next, harder step."""
+
+FEED_BACKLOG_MAX = 32
+"""Messages of the change stream taken from the socket and not yet applied (each at most a page). The link waits."""
+
+PROGRESS_INTERVAL_S = 0.2
+"""Between two progress lines of one command."""
+
+WARM_WINDOW_BYTES = 16 * 1024 * 1024
+WARM_OUTSTANDING_BYTES = 128 * 1024 * 1024
+"""``warm`` asks for runs of this size, and for so much at once in all: over 10 Gbit/s x 100 ms. The rest waits."""
+
+WARM_TRIES = 3
+"""Rounds over one file before ``warm`` calls it failed: blocks can be found corrupt, or be evicted, meanwhile."""
+
+WARM_SILENCE_TIMEOUT_S = 330.0
+"""How long the command ``warm`` waits for the next progress line: longer than the default read timeout."""
+
+# --- hub -------------------------------------------------------------------------------------------------
+
+CHANGE_LOG_MAX_CHANGES = 262_144
+"""Changes the catalog's log keeps. Drop the oldest: a spoke from before them resyncs from a snapshot."""
+
+SNAPSHOT_MAX_S = 300.0
+"""How long one snapshot may take to be read: it holds a read transaction, behind which the database's log grows. Drop it."""
+
+SNAPSHOTS_MAX_OPEN = 16
+"""Snapshots read at once, one database connection each. Wait."""
+
+SNAPSHOT_PAGE_MAX_BYTES = 512 * 1024
+"""Names and targets in one snapshot page: with its attributes it stays below FRAME_PAYLOAD_MAX_BYTES. Split."""
+
+HUB_RESOLVE_CACHE_MAX_VERSIONS = 65_536
+"""Versions whose place is remembered in memory (~300 B each). Drop the least recently used."""
+
+HUB_OPEN_FILES_MAX = 512
+"""Descriptors of served files kept open, below the usual limit of 1,024 a process. Close the least recently used."""
+
+HUB_DIRTY_NAMES_MAX = 100_000
+"""Names one burst of file events may touch; beyond, one rescan is cheaper. Drop them and rescan."""
+
+# --- TCP -------------------------------------------------------------------------------------------------
+
+TCP_KEEPALIVE_IDLE_S = 10
+TCP_KEEPALIVE_INTERVAL_S = 5
+TCP_KEEPALIVE_PROBES = 4
+"""A silent peer is probed after 10 s, then every 5 s; four unanswered probes drop the connection (30 s in all)."""
+
+TCP_DEAD_AFTER_MS = 30_000
+"""Data unacknowledged, or a window shut, for this long. The kernel drops the connection."""
+
+STOP_ANSWER_TIMEOUT_S = 2.0
+STOP_TIMEOUT_S = 10.0
+"""How long ``umount`` waits for the spoke to answer, and then to end. Then it takes the mount away itself."""
+
+# --- prefetch (spoke/prefetch) -------------------------------------------------------------------------------
+
+PREFETCH_SMALL_FILE_BYTES = 4 * 1024 * 1024
+"""A file up to this size is fetched whole at its first read (a setting; 0: never)."""
+
+PREFETCH_WINDOW_MIN_BYTES = EXTENT_BYTES
+"""Smallest window of a stream that has shown itself (a younger one has PREFETCH_EVIDENCE_FACTOR times what it read)."""
+
+PREFETCH_STREAM_MAX_BYTES = 128 * 1024 * 1024
+"""How far one stream runs ahead: 10 Gbit/s x 60 ms is 75 MB, 1 Gbit/s x 900 ms is 112 MB. The stream waits."""
+
+PREFETCH_WINDOWS_MAX_BYTES = 512 * 1024 * 1024
+"""How far all active streams run ahead together, shared evenly, never below the smallest window each. They wait."""
+
+PREFETCH_OUTSTANDING_MIN_BYTES = 16 * 1024 * 1024
+"""In flight whatever the link was measured at: a low measure may be our own doing. 16 MiB / 60 ms is above 1 Gbit/s."""
+
+PREFETCH_EVIDENCE_FACTOR = 8
+"""A window is at most so many times what its stream has read in a row: who reads 1 MiB and stops wastes at most 8."""
+
+PREFETCH_MAX_FILES = 512
+"""Files whose streams are remembered; the longest unread is forgotten."""
+
+PREFETCH_MAX_HANDLES = 65536
+"""Open handles the planner knows; reads through later ones are served without prefetch."""
+
+PREFETCH_STREAMS_PER_FILE = 128
+"""Recognised streams in one file; the longest unread is forgotten."""
+
+PREFETCH_CANDIDATES_PER_FILE = 128
+"""Reads in one file that might begin a stream; the oldest is forgotten."""
+
+PREFETCH_ACTIVE_S = 10.0
+"""A stream not read for this long no longer takes part in sharing the windows."""
+
+PREFETCH_ACTIVE_MAX_STREAMS = 1024
+"""Streams that take part; beyond, the longest unread does not."""
+
+PREFETCH_WASTE_ALLOWANCE_BYTES = 8 * 1024 * 1024
+PREFETCH_WASTE_SHARE = 0.04
+"""Prefetched and unread, in a file and in all: up to the allowance and this share of what was read. Past it only long runs count as streams."""
+
+PREFETCH_DISTRUST_MAX_BYTES = 64 * 1024 * 1024
+"""Waste beyond what is forgiven that is held against a file, or all: after 1.6 GB more of reads it gets another try. Forgotten."""
+
+PREFETCH_FAILURE_PAUSE_S = 1.0
+"""After a failed fetch nothing is planned for that file for so long."""
+
+PREFETCH_ASSUMED_RTT_S = 0.1
+"""Round trip until the link was measured."""
+
+PREFETCH_MAX_CHAINS = 64
+PREFETCH_CHAIN_MAX_FILES = 256
+"""Sequences of whole files followed at once, and files anticipated in each. The oldest is forgotten; the sequence waits."""
+
+PREFETCH_LEDGER_MAX_EXTENTS = 65536
+"""Extents (1 MiB) planned or prefetched and unread that are kept account of: 64 GiB. The oldest is forgotten, uncounted."""
+
+CACHE_FREE_FLOOR_INODES = 10_000
+"""Inodes the cache leaves free on its file system (two are used for each file version). Evict, then bypass."""
+
+FRESH_NAMES_WAIT_S = 1.0
+"""A start with names on disk waits so long for the hub to bring them up to date. Then it mounts with what it has."""
+
+HOUSEKEEPING_INTERVAL_S = 5.0
+"""Between two STATS to the hub, and two looks for cached versions that no name has any more."""
+
+SIBLING_DIRECTORIES_MAX = 64
+"""Directories whose sorted names are kept for finding the next file. The oldest is sorted again when needed."""

@@ -99,7 +99,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Blocks of one extent, answering READ. ``raw_bytes``: length after decoding; ``digests``: packed, of the raw bytes; ``last``: the READ is complete."""
+    """Blocks of one extent, answering READ; ``last``: the READ is complete.
+
+    ``raw_bytes``: length after decoding; ``digests``: packed, of the raw bytes.
+    """
 
     blocks: BlockRange
     codec: Codec

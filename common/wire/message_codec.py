@@ -1,0 +1,275 @@
+"""Messages to frames and back: the short keys of PROTOCOL.md and the types behind them.
+
+``encode`` checks before it writes, ``decode`` checks what it read; nothing but ProtocolError escapes either. Payloads
+are passed through, never copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
+
+import msgpack
+
+from common import limits
+from common.blocks import BlockRange
+from common.errors import ProtocolError
+from common.wire import messages as m
+from common.wire.entry_codec import decode_changes, decode_entries, encode_changes, encode_entries
+from common.wire.frame import FLAG_LAST, FrameHeader, FrameType, pack_header
+from common.wire.rules import check, check_data
+
+Payload = bytes | bytearray | memoryview
+_Map = dict[str, Any]
+_T = TypeVar("_T")
+_PACKER_BYTES = 4096  # grows when it must; the default of 256 KiB would be mapped and unmapped for each frame
+
+TYPE_OF: Mapping[type, FrameType] = {
+    m.Hello: FrameType.HELLO,
+    m.Welcome: FrameType.WELCOME,
+    m.Subscribe: FrameType.SUBSCRIBE,
+    m.SnapshotPage: FrameType.SNAPSHOT,
+    m.Changes: FrameType.CHANGES,
+    m.Heartbeat: FrameType.HEARTBEAT,
+    m.Read: FrameType.READ,
+    m.Data: FrameType.DATA,
+    m.Cancel: FrameType.CANCEL,
+    m.Promote: FrameType.PROMOTE,
+    m.Ping: FrameType.PING,
+    m.Pong: FrameType.PONG,
+    m.Stats: FrameType.STATS,
+    m.Error: FrameType.ERROR,
+    m.Goodbye: FrameType.GOODBYE,
+}
+
+
+def cut_text(text: str, max_bytes: int = limits.TEXT_MAX_BYTES) -> str:
+    """Free text made fit for the wire: at most ``max_bytes`` of UTF-8, what UTF-8 cannot say escaped."""
+    encoded = text.encode("utf-8", "backslashreplace")
+    return encoded.decode() if len(encoded) <= max_bytes else encoded[: max_bytes - 3].decode("utf-8", "ignore") + "…"
+
+
+# --- out -------------------------------------------------------------------------------------------------
+
+
+def encode(message: m.Message, request_id: int = 0) -> tuple[bytes, Payload]:
+    """Header and map in one ``bytes``, and the payload (empty for most types).
+
+    The texts of ERROR and GOODBYE are cut to their limit. Raises ProtocolError when the message breaks a rule.
+    """
+    if isinstance(message, m.Error):
+        message = m.Error(message.code, cut_text(message.message), message.retryable)
+    elif isinstance(message, m.Goodbye):
+        message = m.Goodbye(cut_text(message.reason))
+    check(message)
+    frame_type = TYPE_OF[type(message)]
+    fields, payload = _ENCODERS[frame_type](message)
+    packed: bytes = msgpack.Packer(buf_size=_PACKER_BYTES).pack(fields)
+    if len(packed) > limits.FRAME_MAP_MAX_BYTES:
+        raise ProtocolError(f"a map of {len(packed)} bytes; {limits.FRAME_MAP_MAX_BYTES} are allowed")
+    flags = FLAG_LAST if isinstance(message, m.Error) or (isinstance(message, m.Data) and message.last) else 0
+    payload_bytes = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+    return pack_header(frame_type, flags, request_id, len(packed), payload_bytes) + packed, payload
+
+
+def _offers(message: m.Hello | m.Welcome) -> _Map:
+    return {"z": [int(codec) for codec in message.codecs], "c": message.capabilities}
+
+
+def _flat(ranges: tuple[BlockRange, ...]) -> list[int]:
+    return [number for blocks in ranges for number in blocks]
+
+
+_ENCODERS: Mapping[FrameType, Callable[[Any], tuple[_Map, Payload]]] = {
+    FrameType.HELLO: lambda o: (
+        {"v": o.versions, "d": o.dataset, "i": o.identity, "s": o.spoke_id, **_offers(o)},
+        b"",
+    ),
+    FrameType.WELCOME: lambda o: (
+        {
+            "v": o.version,
+            "d": o.dataset,
+            "k": o.catalog_id,
+            "r": o.head_revision,
+            "h": o.heartbeat_interval_ms,
+            **_offers(o),
+        },
+        b"",
+    ),
+    FrameType.SUBSCRIBE: lambda o: ({"k": o.catalog_id, "r": o.from_revision}, b""),
+    FrameType.SNAPSHOT: lambda o: (
+        {"k": o.catalog_id, "r": o.revision, "n": o.entry_count, "l": o.last},
+        encode_entries(o.entries),
+    ),
+    FrameType.CHANGES: lambda o: (
+        {"k": o.catalog_id, "a": o.after_revision, "t": o.to_revision},
+        encode_changes(o.changes),
+    ),
+    FrameType.HEARTBEAT: lambda o: ({"k": o.catalog_id, "r": o.head_revision}, b""),
+    FrameType.READ: lambda o: (
+        {"f": o.file_version, "b": _flat(o.ranges), "p": int(o.priority), "t": o.deadline_ms},
+        b"",
+    ),
+    FrameType.DATA: lambda o: (
+        {
+            "b": o.blocks.first_block,
+            "n": o.blocks.block_count,
+            "z": int(o.codec),
+            "u": o.raw_bytes,
+            "x": o.digests,
+        },
+        o.payload,
+    ),
+    FrameType.CANCEL: lambda o: ({}, b""),
+    FrameType.PROMOTE: lambda o: ({"p": int(o.priority), "t": o.deadline_ms}, b""),
+    FrameType.PING: lambda o: ({"t": o.token}, b""),
+    FrameType.PONG: lambda o: ({"t": o.token}, b""),
+    FrameType.STATS: lambda o: ({"s": o.values}, b""),
+    FrameType.ERROR: lambda o: ({"c": o.code, "m": o.message, "y": o.retryable}, b""),
+    FrameType.GOODBYE: lambda o: ({"m": o.reason}, b""),
+}
+
+
+# --- in --------------------------------------------------------------------------------------------------
+
+
+class DataHead(NamedTuple):
+    """DATA but for its payload: what is checked before a buffer of that size is made."""
+
+    blocks: BlockRange
+    codec: m.Codec
+    raw_bytes: int
+    digests: bytes
+    last: bool
+
+
+def decode(header: FrameHeader, packed_map: Payload, payload: Payload) -> m.Message:
+    """The message of a whole frame of known type; ``payload`` becomes DATA's own. Raises ProtocolError."""
+    assert header.type is not None
+    if header.type is FrameType.DATA:
+        return m.Data(*decode_data_head(header, packed_map), payload)
+    fields = _unpack_map(packed_map)
+    message = _DECODERS[header.type](fields, payload)
+    check(message)
+    if header.type is FrameType.ERROR and not header.last:
+        raise ProtocolError("ERROR without the flag LAST")
+    return message
+
+
+def decode_data_head(header: FrameHeader, packed_map: Payload) -> DataHead:
+    """Raises ProtocolError when the map and the payload's announced length do not make a DATA."""
+    fields = _unpack_map(packed_map)
+    blocks = BlockRange(_get(fields, "b", int), _get(fields, "n", int))
+    head = DataHead(blocks, _codec(fields), _get(fields, "u", int), _get(fields, "x", bytes), header.last)
+    check_data(blocks, head.codec, head.raw_bytes, head.digests, header.payload_bytes)
+    return head
+
+
+def _unpack_map(packed_map: Payload) -> _Map:
+    try:
+        fields = msgpack.unpackb(
+            packed_map,
+            raw=False,
+            use_list=True,
+            strict_map_key=True,
+            max_str_len=limits.FRAME_MAP_MAX_BYTES,
+            max_bin_len=limits.FRAME_MAP_MAX_BYTES,
+            max_array_len=2 * limits.READ_MAX_RANGES,
+            max_map_len=1024,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"a map that is not valid msgpack: {error}") from None
+    if type(fields) is not dict:
+        raise ProtocolError(f"a {type(fields).__name__} where a frame's map should be")
+    return fields
+
+
+def _get(fields: _Map, key: str, kind: type[_T]) -> _T:
+    """The value of ``key``, of exactly this type (a bool is not an int here)."""
+    value = fields.get(key)
+    if type(value) is not kind:
+        raise ProtocolError(f"key {key!r} holds {type(value).__name__} instead of {kind.__name__}")
+    return value
+
+
+def _get_list(fields: _Map, key: str, kind: type[_T]) -> tuple[_T, ...]:
+    items = _get(fields, key, cast(type[list[_T]], list))
+    if not set(map(type, items)) <= {kind}:
+        raise ProtocolError(f"key {key!r} holds items that are not {kind.__name__}")
+    return tuple(items)
+
+
+_CODECS = {int(codec): codec for codec in m.Codec}
+_PRIORITIES = {int(priority): priority for priority in m.Priority}
+
+
+def _codec(fields: _Map) -> m.Codec:
+    code = _get(fields, "z", int)
+    if code not in _CODECS:
+        raise ProtocolError(f"codec {code} is unknown")
+    return _CODECS[code]
+
+
+def _priority(fields: _Map) -> m.Priority:
+    code = _get(fields, "p", int)
+    if code not in _PRIORITIES:
+        raise ProtocolError(f"priority {code} is unknown")
+    return _PRIORITIES[code]
+
+
+def _known_codecs(fields: _Map) -> tuple[m.Codec, ...]:
+    """A newer peer may offer codecs we have never heard of: they are not agreed, no more."""
+    return tuple(_CODECS[code] for code in _get_list(fields, "z", int) if code in _CODECS)
+
+
+def _ranges(fields: _Map) -> tuple[BlockRange, ...]:
+    numbers = _get_list(fields, "b", int)
+    if len(numbers) % 2:
+        raise ProtocolError("the ranges of a READ are not pairs")
+    return tuple(map(BlockRange, numbers[::2], numbers[1::2]))
+
+
+def _numbers(fields: _Map) -> dict[str, float]:
+    numbers = _get(fields, "s", cast(type[dict[Any, Any]], dict))
+    for name, value in numbers.items():
+        if type(name) is not str or type(value) not in (int, float):
+            raise ProtocolError("STATS are not names with numbers")
+    return {name: float(value) for name, value in numbers.items()}
+
+
+_DECODERS: Mapping[FrameType, Callable[[_Map, Payload], m.Message]] = {
+    FrameType.HELLO: lambda f, _: m.Hello(
+        _get_list(f, "v", int),
+        _get(f, "d", str),
+        _get(f, "i", str),
+        _get(f, "s", bytes),
+        _known_codecs(f),
+        _get_list(f, "c", str),
+    ),
+    FrameType.WELCOME: lambda f, _: m.Welcome(
+        _get(f, "v", int),
+        _get(f, "d", str),
+        _get(f, "k", bytes),
+        _get(f, "r", int),
+        _get(f, "h", int),
+        _known_codecs(f),
+        _get_list(f, "c", str),
+    ),
+    FrameType.SUBSCRIBE: lambda f, _: m.Subscribe(_get(f, "k", bytes), _get(f, "r", int)),
+    FrameType.SNAPSHOT: lambda f, payload: m.SnapshotPage(
+        _get(f, "k", bytes), _get(f, "r", int), _get(f, "n", int), _get(f, "l", bool), decode_entries(payload)
+    ),
+    FrameType.CHANGES: lambda f, payload: m.Changes(
+        _get(f, "k", bytes), _get(f, "a", int), _get(f, "t", int), decode_changes(payload)
+    ),
+    FrameType.HEARTBEAT: lambda f, _: m.Heartbeat(_get(f, "k", bytes), _get(f, "r", int)),
+    FrameType.READ: lambda f, _: m.Read(_get(f, "f", bytes), _ranges(f), _priority(f), _get(f, "t", int)),
+    FrameType.CANCEL: lambda f, _: m.Cancel(),
+    FrameType.PROMOTE: lambda f, _: m.Promote(_priority(f), _get(f, "t", int)),
+    FrameType.PING: lambda f, _: m.Ping(_get(f, "t", int)),
+    FrameType.PONG: lambda f, _: m.Pong(_get(f, "t", int)),
+    FrameType.STATS: lambda f, _: m.Stats(_numbers(f)),
+    FrameType.ERROR: lambda f, _: m.Error(_get(f, "c", str), _get(f, "m", str), _get(f, "y", bool)),
+    FrameType.GOODBYE: lambda f, _: m.Goodbye(_get(f, "m", str)),
+}
