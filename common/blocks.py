@@ -69,3 +69,24 @@ def coalesce(ranges: Iterable[BlockRange]) -> list[BlockRange]:
         else:
             merged.append(blocks)
     return merged
+
+
+def intersection(one: BlockRange, other: BlockRange) -> BlockRange:
+    """The blocks in both; of count 0 when there are none."""
+    first_block = max(one.first_block, other.first_block)
+    return BlockRange(first_block, max(0, min(one.end_block, other.end_block) - first_block))
+
+
+def subtract(ranges: Iterable[BlockRange], taken: BlockRange) -> list[BlockRange]:
+    """The parts of ``ranges`` that ``taken`` does not cover, in the order given."""
+    left: list[BlockRange] = []
+    for blocks in ranges:
+        shared = intersection(blocks, taken)
+        if shared.block_count == 0:
+            left.append(blocks)
+            continue
+        if shared.first_block > blocks.first_block:
+            left.append(BlockRange(blocks.first_block, shared.first_block - blocks.first_block))
+        if shared.end_block < blocks.end_block:
+            left.append(BlockRange(shared.end_block, blocks.end_block - shared.end_block))
+    return left

@@ -12,8 +12,8 @@ LogFormat = Literal["auto", "console", "json"]
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger whose lines carry ``logger=name``."""
-    return cast(structlog.stdlib.BoundLogger, structlog.get_logger(logger=name))
+    """A logger whose lines carry ``module=name``."""
+    return cast(structlog.stdlib.BoundLogger, structlog.get_logger(module=name))
 
 
 def _readable_bytes(_logger: Any, _method: str, event: structlog.types.EventDict) -> structlog.types.EventDict:

@@ -1,0 +1,112 @@
+"""Settings in layers: default < TOML file < environment (``HEADRACE_…``) < flag.
+
+The highest layer that names a setting wins, and it is remembered which one it was, so that ``status`` can show
+where each value came from. Anything that cannot be understood is a UsageError with the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from common.errors import UsageError
+from common.units import parse_address, parse_duration, parse_rate, parse_size
+
+ENVIRONMENT_PREFIX = "HEADRACE_"
+
+
+def checked(parse: Any) -> Any:
+    """A pydantic validator from a parser that raises UsageError."""
+
+    def validator(value: object) -> object:
+        try:
+            return parse(value)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+
+    return BeforeValidator(validator)
+
+
+def _checked_address(text: str) -> str:
+    parse_address(text)
+    return text
+
+
+SizeBytes = Annotated[int, checked(parse_size)]
+RateBytesPerS = Annotated[float, checked(parse_rate)]
+DurationS = Annotated[float, checked(parse_duration)]
+Address = Annotated[str, checked(_checked_address)]
+
+
+class Settings(BaseModel):
+    """Base of each daemon's settings: frozen, unknown names refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[SettingsT]):
+    """``sources``: setting name to ``default``, ``file``, ``environment`` or ``flag``."""
+
+    settings: SettingsT
+    sources: dict[str, str]
+
+
+def load(
+    model: type[SettingsT], *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
+) -> Loaded[SettingsT]:
+    """Merge the layers. A flag of None was not given. Raises UsageError."""
+    layers = {
+        "file": _read_toml(file) if file is not None else {},
+        "environment": _from_environment(model, environ),
+        "flag": {name: value for name, value in flags.items() if value is not None},
+    }
+    merged: dict[str, Any] = {}
+    sources = dict.fromkeys(model.model_fields, "default")
+    for layer, values in layers.items():
+        for name, value in values.items():
+            merged[name] = value
+            sources[name] = layer
+    try:
+        return Loaded(model.model_validate(merged), {name: sources[name] for name in model.model_fields})
+    except ValidationError as error:
+        raise UsageError(_explain(error, model, sources)) from None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read the configuration file {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the configuration file {file} is not TOML: {error}") from None
+    return {name.replace("-", "_"): value for name, value in table.items()}
+
+
+def _from_environment(model: type[Settings], environ: Mapping[str, str]) -> dict[str, str]:
+    found = {name: environ.get(ENVIRONMENT_PREFIX + name.upper()) for name in model.model_fields}
+    return {name: value for name, value in found.items() if value}
+
+
+def _explain(error: ValidationError, model: type[Settings], sources: Mapping[str, str]) -> str:
+    lines = []
+    for problem in error.errors():
+        name = str(problem["loc"][0]) if problem["loc"] else "settings"
+        shown = name.replace("_", "-")
+        if problem["type"] == "extra_forbidden":
+            allowed = ", ".join(sorted(field.replace("_", "-") for field in model.model_fields))
+            lines.append(f"unknown setting {shown!r} (from the {sources.get(name, 'file')}); allowed: {allowed}")
+        elif problem["type"] == "missing":
+            lines.append(f"{shown} is not set; give it as a flag, {ENVIRONMENT_PREFIX}{name.upper()}, or in the file")
+        else:
+            text = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{shown} (from the {sources.get(name, 'default')}): {text}")
+    return "; ".join(lines)

@@ -1,0 +1,114 @@
+"""Metrics as a table read at scrape time, and the HTTP port of a daemon: ``/metrics``, ``/healthz``, ``/status``.
+
+The hot paths count in plain integers; Prometheus objects are made only when somebody scrapes. A fault here never
+fails a read: a taken port is logged and the daemon goes on without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as PrometheusMetric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from common.log import get_logger
+from common.units import format_address
+
+log = get_logger(__name__)
+
+
+OwnerT = TypeVar("OwnerT")
+LabelValues = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Metric(Generic[OwnerT]):
+    """One family. ``name``: without ``_total``; ``read``: the value, or values by label values, from the owner."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    meaning: str
+    read: Callable[[OwnerT], float | Mapping[LabelValues, float]]
+    labels: tuple[str, ...] = ()
+
+
+class TableCollector(Collector, Generic[OwnerT]):
+    """Turns a table of metrics and the object they are read from into what Prometheus scrapes."""
+
+    def __init__(self, table: Sequence[Metric[OwnerT]], owner: OwnerT) -> None:
+        self._table = table
+        self._owner = owner
+
+    def collect(self) -> Iterator[PrometheusMetric]:
+        for metric in self._table:
+            make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = make(metric.name, metric.meaning, labels=metric.labels)
+            value = metric.read(self._owner)
+            for labels, number in value.items() if isinstance(value, Mapping) else [((), value)]:
+                family.add_metric(labels, number)
+            yield family
+
+
+class HttpPages:
+    """Serves the three pages on one address. ``health`` gives (ok, facts); ``status`` the daemon's own picture."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        health: Callable[[], tuple[bool, Mapping[str, Any]]],
+        status: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self._registry = registry
+        self._health = health
+        self._status = status
+        self._runner: web.AppRunner | None = None
+        self.address: tuple[str, int] | None = None
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; a port that cannot be had is logged, not raised."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/metrics", self._serve_metrics),
+                web.get("/healthz", self._serve_health),
+                web.get("/status", self._serve_status),
+            ]
+        )
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port, shutdown_timeout=1.0).start()
+        except OSError as error:
+            await runner.cleanup()
+            log.error(
+                "metrics port not available, going on without it", address=format_address(host, port), error=str(error)
+            )
+            return
+        self._runner = runner
+        self.address = (host, runner.addresses[0][1])
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _serve_metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def _serve_health(self, _request: web.Request) -> web.Response:
+        ok, facts = self._health()
+        return _json(facts, status=200 if ok else 503)
+
+    async def _serve_status(self, _request: web.Request) -> web.Response:
+        return _json(self._status())
+
+
+def _json(value: Mapping[str, Any], status: int = 200) -> web.Response:
+    return web.Response(text=json.dumps(value, indent=1) + "\n", content_type="application/json", status=status)

@@ -1,0 +1,63 @@
+"""The edge of a process: the event loop, the clock, signals, threads' names.
+
+Only this module (and the daemons that call it) reads a clock; everything below is told what time it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+ResultT = TypeVar("ResultT")
+
+now_s: Callable[[], float] = time.monotonic
+"""Seconds on a clock that never goes back; comparable only within this process."""
+
+
+def wall_time_s() -> float:
+    """Seconds since the epoch, for showing to people only."""
+    return time.time()
+
+
+def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run a daemon's main coroutine on a uvloop event loop until it ends."""
+    return uvloop.run(main)
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Set ``stop`` at the first SIGTERM or SIGINT; a second one of the same kind kills as usual."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+
+
+async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel tasks and wait until they have ended; their own errors were somebody else's to report."""
+    pending = [task for task in tasks if task is not None and not task.done()]
+    for task in pending:
+        task.cancel()
+    for task in pending:
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+def settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    """End a future that somebody may have stopped waiting for already."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+        future.exception()  # retrieved: nobody need be waiting

@@ -1,0 +1,438 @@
+"""Who is served next: every READ waits here, cut into extents, until there is room to read and send one.
+
+Pure: no socket, no clock, no disk. Between spokes: deficit round robin by bytes, with weights. Within a spoke: demand
+strictly before prefetch; its connections take turns; demand READs of a connection take turns extent by extent (a
+16 MiB one does not hold up the small one behind it), prefetch READs go in the order they came. A spoke's demand also
+goes ahead of the other spokes' turns, on credit: what it took is held against its later turns, so the shares stay equal.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from common import limits
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange, split_at_extents
+from common.errors import Overloaded
+from common.pacing import Pacer
+from common.wire.messages import Priority
+
+DEMAND_CREDIT_BYTES = 2 * EXTENT_BYTES
+"""How far a spoke's demand may run ahead of its turns (times its weight)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """How much is under way before the sockets take it; see the limits of the same names."""
+
+    reading_bytes: int = limits.READING_MAX_BYTES
+    link_bytes: int = limits.READ_AHEAD_LINK_BYTES
+    total_bytes: int = limits.READ_AHEAD_TOTAL_BYTES
+
+
+class _Spoke:
+    __slots__ = (
+        "deficit_bytes", "in_demand_ring", "in_ring", "links", "outstanding_bytes", "pacer", "turn_open", "weight"
+    )  # fmt: skip
+
+    def __init__(self, weight: float, rate_bytes_per_s: float | None) -> None:
+        self.weight = weight
+        self.pacer = Pacer(rate_bytes_per_s)
+        self.links: deque[_Link] = deque()
+        self.deficit_bytes = 0.0
+        self.outstanding_bytes = 0
+        self.turn_open = False
+        self.in_ring = False
+        self.in_demand_ring = False
+
+
+class _Link:
+    __slots__ = ("ahead_bytes", "link_id", "queues", "requests", "spoke")
+
+    def __init__(self, link_id: int, spoke: _Spoke) -> None:
+        self.link_id = link_id
+        self.spoke = spoke
+        self.requests: dict[int, Request] = {}
+        self.queues: tuple[deque[Request], ...] = tuple(deque() for _ in Priority)
+        self.ahead_bytes = [0 for _ in Priority]
+
+    def first_bytes(self, lane: Priority) -> int:
+        return self.queues[lane][0].queued[0].block_count * BLOCK_BYTES
+
+
+class Request:
+    """One READ. Read-only for all but the scheduler. ``queued``: extents not picked yet; ``picks``: those under way."""
+
+    __slots__ = ("deadline_s", "link", "picks", "priority", "queued", "request_id", "submitted_s", "version")
+
+    def __init__(
+        self,
+        link: _Link,
+        request_id: int,
+        version: bytes,
+        extents: Iterable[BlockRange],
+        priority: Priority,
+        submitted_s: float,
+        deadline_s: float | None,
+    ) -> None:
+        self.link = link
+        self.request_id = request_id
+        self.version = version
+        self.queued = deque(extents)
+        self.picks: set[Pick] = set()
+        self.priority = priority
+        self.submitted_s = submitted_s
+        self.deadline_s = deadline_s
+
+    @property
+    def link_id(self) -> int:
+        return self.link.link_id
+
+    @property
+    def is_open(self) -> bool:
+        return self.link.requests.get(self.request_id) is self
+
+
+class Pick:
+    """One extent of a READ, to be read and sent now. ``live`` turns false once it was sent or its READ has ended."""
+
+    __slots__ = ("ahead_bytes", "blocks", "lane", "live", "loading", "request", "size_bytes")
+
+    def __init__(self, request: Request, blocks: BlockRange, lane: Priority) -> None:
+        self.request = request
+        self.blocks = blocks
+        # As asked for: the last block of a file may hold less. finished() corrects the pacers by what really left.
+        self.size_bytes = blocks.block_count * BLOCK_BYTES
+        self.ahead_bytes = max(self.size_bytes, limits.READ_AHEAD_ITEM_MIN_BYTES)
+        self.lane = lane
+        self.live = True
+        self.loading = True
+
+    @property
+    def is_last(self) -> bool:
+        """Nothing else of its READ is left to send."""
+        return len(self.request.picks) == 1 and not self.request.queued
+
+
+class Scheduler:
+    """Holds the READs of all connections ("links") of all spokes and picks the next extent.
+
+    The life of an extent: ``next()`` picks it, ``loaded()`` says it came from the source, ``finished()`` that the
+    socket took it. ``end()`` ends a READ early. Times are seconds of any one clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_rate_bytes_per_s: float | None = None,
+        spoke_rate_bytes_per_s: float | None = None,
+        read_ahead: ReadAhead | None = None,
+    ) -> None:
+        self._total_pacer = Pacer(total_rate_bytes_per_s)
+        self._spoke_rate_bytes_per_s = spoke_rate_bytes_per_s
+        self._read_ahead = read_ahead or ReadAhead()
+        self._spokes: dict[bytes, _Spoke] = {}
+        self._links: dict[int, _Link] = {}
+        self._ring: deque[_Spoke] = deque()
+        """Spokes with something to pick, or with a debt to pay, in the order of their turns."""
+        self._demand_ring: deque[_Spoke] = deque()
+        """Those of them whose demand may go on credit."""
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadline_serial = 0
+        self._open_requests = 0
+        self._reading_bytes = 0
+        self._total_ahead_bytes = 0
+
+    # --- links and requests come and go ---------------------------------------------------------------------
+
+    def add_link(self, link_id: int, spoke_id: bytes, weight: float = 1.0) -> None:
+        """A connection; links of one ``spoke_id`` share that spoke's turns, rate and limits."""
+        assert link_id not in self._links
+        if not 0.01 <= weight <= 100:
+            raise ValueError(f"a weight is between 0.01 and 100, not {weight}")
+        spoke = self._spokes.get(spoke_id)
+        if spoke is None:
+            spoke = self._spokes[spoke_id] = _Spoke(weight, self._spoke_rate_bytes_per_s)
+        spoke.weight = weight
+        link = self._links[link_id] = _Link(link_id, spoke)
+        spoke.links.append(link)
+
+    def remove_link(self, link_id: int) -> list[Pick]:
+        """The connection is gone, all its READs with it; returns the extents that were under way."""
+        link = self._links.pop(link_id)
+        picks = [pick for request in list(link.requests.values()) for pick in self._end(request)]
+        spoke = link.spoke
+        spoke.links.remove(link)
+        if not spoke.links:
+            self._spokes = {spoke_id: found for spoke_id, found in self._spokes.items() if found is not spoke}
+            if spoke.in_ring:
+                self._ring.remove(spoke)
+            if spoke.in_demand_ring:
+                self._demand_ring.remove(spoke)
+        return picks
+
+    def submit(
+        self,
+        now_s: float,
+        link_id: int,
+        request_id: int,
+        version: bytes,
+        ranges: Sequence[BlockRange],
+        priority: Priority,
+        deadline_s: float | None,
+    ) -> None:
+        """Queue a READ. Raises Overloaded when the connection has too many, or the spoke too many bytes, outstanding."""
+        link = self._links[link_id]
+        assert request_id not in link.requests
+        size_bytes = sum(blocks.block_count for blocks in ranges) * BLOCK_BYTES
+        assert size_bytes > 0
+        if len(link.requests) >= limits.REQUESTS_MAX_OUTSTANDING:
+            raise Overloaded(f"{len(link.requests)} READs are open on this connection, no more are taken")
+        allowed_bytes = limits.SPOKE_MAX_OUTSTANDING_BYTES
+        if link.spoke.outstanding_bytes + size_bytes > allowed_bytes:
+            raise Overloaded(f"{link.spoke.outstanding_bytes} bytes are outstanding, at most {allowed_bytes} may be")
+        extents = (extent for blocks in ranges for extent in split_at_extents(blocks))
+        request = Request(link, request_id, version, extents, priority, now_s, deadline_s)
+        link.requests[request_id] = request
+        link.queues[priority].append(request)
+        link.spoke.outstanding_bytes += size_bytes
+        self._open_requests += 1
+        self._note_deadline(request)
+        self._enter_rings(link)
+
+    def promote(self, link_id: int, request_id: int, priority: Priority, deadline_s: float | None) -> Request | None:
+        """Change priority and deadline of a READ; None when it is over (the news crossed its last DATA)."""
+        request = self._links[link_id].requests.get(request_id)
+        if request is None:
+            return None
+        if request.queued and priority is not request.priority:
+            request.link.queues[request.priority].remove(request)
+            request.link.queues[priority].append(request)
+        request.priority = priority
+        request.deadline_s = deadline_s
+        self._note_deadline(request)
+        self._enter_rings(request.link)
+        return request
+
+    def end(self, link_id: int, request_id: int) -> list[Pick] | None:
+        """End a READ before it is complete; returns its extents under way, or None when it was over already."""
+        link = self._links.get(link_id)
+        request = link.requests.get(request_id) if link is not None else None
+        return self._end(request) if request is not None else None
+
+    def expired(self, now_s: float) -> list[Request]:
+        """READs whose deadline has passed; the caller ends and answers each."""
+        found: list[Request] = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            deadline_s, _, request = heapq.heappop(self._deadlines)
+            if request.deadline_s == deadline_s and request.is_open:
+                request.deadline_s = None  # reported once, also when it was noted twice
+                found.append(request)
+        return found
+
+    # --- what is next -----------------------------------------------------------------------------------------
+
+    def next(self, now_s: float) -> Pick | None:
+        """The extent to read now, or None when nothing waits, or nothing may start yet (see ``wake_at``)."""
+        if (
+            not self._ring
+            or self._reading_bytes >= self._read_ahead.reading_bytes
+            or self._total_pacer.next_send_at(now_s, 0) > now_s
+        ):
+            return None
+        if self._total_ahead_bytes >= self._read_ahead.total_bytes:
+            return self._next_for_an_empty_link(now_s)
+        return self._next_on_credit(now_s) or self._next_in_turn(now_s)
+
+    def wake_at(self, now_s: float) -> float | None:
+        """When to ask again, once ``next()`` gave None, if nothing else happens: a pace lets more go, or a deadline passes."""
+        times = [self._deadlines[0][0]] if self._deadlines else []
+        if self._ring:
+            paced_s = self._total_pacer.next_send_at(now_s, 0)
+            if paced_s > now_s:
+                times.append(paced_s)
+            elif self._spoke_rate_bytes_per_s is not None:
+                spokes_s = (spoke.pacer.next_send_at(now_s, 0) for spoke in self._ring)
+                times.extend(spoke_s for spoke_s in spokes_s if spoke_s > now_s)
+        return min(times, default=None)
+
+    def _next_for_an_empty_link(self, now_s: float) -> Pick | None:
+        """Too much is read ahead (for sockets that take nothing): only who has nothing read may go on."""
+        for lane in Priority:
+            for link in self._links.values():
+                if link.queues[lane] and not any(link.ahead_bytes) and link.spoke.pacer.next_send_at(now_s, 0) <= now_s:
+                    return self._pick(now_s, link, lane)
+        return None
+
+    def _next_on_credit(self, now_s: float) -> Pick | None:
+        ring = self._demand_ring
+        for _ in range(len(ring)):
+            spoke = ring[0]
+            link = self._choose_link(spoke, Priority.DEMAND)
+            if link is None or spoke.deficit_bytes <= -DEMAND_CREDIT_BYTES * spoke.weight:
+                ring.popleft().in_demand_ring = False  # until there is more to ask for, or its next turn
+                continue
+            ring.rotate(-1)
+            if spoke.pacer.next_send_at(now_s, 0) <= now_s:
+                return self._pick(now_s, link, Priority.DEMAND)
+        return None
+
+    def _next_in_turn(self, now_s: float) -> Pick | None:
+        """Deficit round robin: a turn adds a quantum; who cannot afford its next extent waits for its next turn."""
+        ring = self._ring
+        visits_left = len(ring)
+        somebody_saves = False
+        while ring:
+            spoke = ring[0]
+            stays = True
+            if spoke.pacer.next_send_at(now_s, 0) <= now_s:
+                if not spoke.turn_open:
+                    self._begin_turn(spoke)
+                link, lane = self._choose(spoke)
+                if link is None:
+                    # A pause earns nothing, but a debt stays until turns have paid it.
+                    spoke.deficit_bytes = min(spoke.deficit_bytes, 0.0)
+                    stays = spoke.deficit_bytes < 0
+                elif spoke.deficit_bytes >= link.first_bytes(lane):
+                    return self._pick(now_s, link, lane)
+                else:
+                    somebody_saves = True
+                spoke.turn_open = False
+            if stays:
+                ring.rotate(-1)
+            else:
+                ring.popleft().in_ring = False
+            visits_left -= 1
+            if visits_left <= 0:
+                if not somebody_saves:
+                    return None
+                visits_left = len(ring)
+                somebody_saves = False
+        return None
+
+    def _begin_turn(self, spoke: _Spoke) -> None:
+        spoke.turn_open = True
+        spoke.deficit_bytes += EXTENT_BYTES * spoke.weight
+        if not spoke.in_demand_ring:
+            spoke.in_demand_ring = True
+            self._demand_ring.append(spoke)
+
+    def _choose(self, spoke: _Spoke) -> tuple[_Link | None, Priority]:
+        link = self._choose_link(spoke, Priority.DEMAND)
+        if link is not None:
+            return link, Priority.DEMAND
+        return self._choose_link(spoke, Priority.PREFETCH), Priority.PREFETCH
+
+    def _choose_link(self, spoke: _Spoke, lane: Priority) -> _Link | None:
+        for link in spoke.links:
+            if link.queues[lane] and link.ahead_bytes[lane] < self._read_ahead.link_bytes:
+                return link
+        return None
+
+    def _pick(self, now_s: float, link: _Link, lane: Priority) -> Pick:
+        links = link.spoke.links
+        if links[0] is not link:
+            links.remove(link)
+        else:
+            links.popleft()
+        links.append(link)  # the others' turn
+        queue = link.queues[lane]
+        request = queue[0]
+        pick = Pick(request, request.queued.popleft(), lane)
+        request.picks.add(pick)
+        if not request.queued:
+            queue.popleft()
+        elif lane is Priority.DEMAND:
+            queue.rotate(-1)
+        link.ahead_bytes[lane] += pick.ahead_bytes
+        self._total_ahead_bytes += pick.ahead_bytes
+        self._reading_bytes += pick.ahead_bytes
+        self._charge(now_s, link.spoke, pick.size_bytes)
+        return pick
+
+    def _charge(self, now_s: float, spoke: _Spoke, size_bytes: int) -> None:
+        spoke.deficit_bytes -= size_bytes
+        spoke.pacer.sent(now_s, size_bytes)
+        self._total_pacer.sent(now_s, size_bytes)
+
+    # --- what became of it -----------------------------------------------------------------------------------
+
+    def loaded(self, pick: Pick) -> None:
+        """The source has answered: its place among the open reads is free again."""
+        if pick.live and pick.loading:
+            pick.loading = False
+            self._reading_bytes -= pick.ahead_bytes
+
+    def finished(self, pick: Pick, sent_bytes: int) -> None:
+        """The socket took it, ``sent_bytes`` long on the wire. Its READ is over when it was the last one."""
+        if not pick.live:
+            return
+        request = pick.request
+        self._release(pick, sent_bytes)
+        request.picks.remove(pick)
+        if not request.picks and not request.queued:
+            del request.link.requests[request.request_id]
+            self._open_requests -= 1
+        self._enter_rings(request.link)
+
+    def _end(self, request: Request) -> list[Pick]:
+        link = request.link
+        del link.requests[request.request_id]
+        self._open_requests -= 1
+        if request.queued:
+            link.queues[request.priority].remove(request)
+            link.spoke.outstanding_bytes -= sum(blocks.block_count for blocks in request.queued) * BLOCK_BYTES
+            request.queued.clear()
+        picks = list(request.picks)
+        for pick in picks:
+            self._release(pick, 0)
+        request.picks.clear()
+        self._enter_rings(link)
+        return picks
+
+    def _release(self, pick: Pick, sent_bytes: int) -> None:
+        self.loaded(pick)
+        pick.live = False
+        link = pick.request.link
+        link.ahead_bytes[pick.lane] -= pick.ahead_bytes
+        link.spoke.outstanding_bytes -= pick.size_bytes
+        self._total_ahead_bytes -= pick.ahead_bytes
+        difference_bytes = sent_bytes - pick.size_bytes
+        link.spoke.deficit_bytes -= difference_bytes
+        link.spoke.pacer.correct(difference_bytes)
+        self._total_pacer.correct(difference_bytes)
+
+    def _enter_rings(self, link: _Link) -> None:
+        spoke = link.spoke
+        if link.queues[Priority.DEMAND] and not spoke.in_demand_ring:
+            spoke.in_demand_ring = True
+            self._demand_ring.append(spoke)
+        if not spoke.in_ring and any(link.queues):
+            spoke.in_ring = True
+            self._ring.append(spoke)
+
+    def _note_deadline(self, request: Request) -> None:
+        if request.deadline_s is None:
+            return
+        if len(self._deadlines) > 1024 + 2 * self._open_requests:  # mostly of READs long over: sweep
+            self._deadlines = [noted for noted in self._deadlines if noted[2].is_open]
+            heapq.heapify(self._deadlines)
+        self._deadline_serial += 1
+        heapq.heappush(self._deadlines, (request.deadline_s, self._deadline_serial, request))
+
+    # --- what an operator asks ---------------------------------------------------------------------------------
+
+    def open_requests(self, link_id: int) -> int:
+        return len(self._links[link_id].requests)
+
+    def outstanding_bytes(self, spoke_id: bytes) -> int:
+        """Bytes this spoke asked for that no socket has taken yet."""
+        spoke = self._spokes.get(spoke_id)
+        return spoke.outstanding_bytes if spoke is not None else 0
+
+    @property
+    def read_ahead_bytes(self) -> int:
+        """Extents of all connections between their pick and the socket, small ones counted at their minimum."""
+        return self._total_ahead_bytes

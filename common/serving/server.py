@@ -1,0 +1,226 @@
+"""Listens for spokes and serves them datasets from any sources, under one rate and one set of limits.
+
+Knows who is connected (the fleet view); what a connection says is its session's affair, who is next the scheduler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from common import limits
+from common.errors import Overloaded, UnknownDataset
+from common.log import get_logger
+from common.serving.egress import Egress, Pack, pack_raw
+from common.serving.observer import NoObserver, Observer
+from common.serving.scheduler import Scheduler
+from common.serving.session import Session
+from common.serving.source import Source
+from common.tcp import PathFacts, tune
+from common.wire.messages import Codec, Hello, Stats
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """One connection, for people: ``path`` is None where the kernel does not tell."""
+
+    address: str
+    sent_bytes: int
+    open_requests: int
+    path: PathFacts | None
+
+
+@dataclass(frozen=True, slots=True)
+class SpokeView:
+    """One spoke of the fleet. ``identity`` and ``stats`` are what it says of itself. ``stats_age_s``: None before the first."""
+
+    spoke_id: bytes
+    identity: str
+    dataset: str
+    connected_s: float
+    sent_bytes: int
+    outstanding_bytes: int
+    links: tuple[LinkView, ...]
+    stats: Mapping[str, float]
+    stats_age_s: float | None
+
+
+@dataclass(slots=True)
+class _Spoke:
+    since_s: float
+    sessions: dict[int, Session] = field(default_factory=dict)
+    sent_by_closed_bytes: int = 0
+    stats: Mapping[str, float] = field(default_factory=dict)
+    stats_at_s: float | None = None
+
+
+class Server:
+    """``sources``: dataset name to source. ``listen``: host and port (0: any free one, see ``port``).
+
+    ``total_rate_bytes_per_s`` and ``spoke_rate_bytes_per_s``: what leaves for all spokes, and for one; None: no limit.
+    ``weights``: a spoke's identity to its share (default 1). ``codecs`` and ``pack``: what DATA may be packed with, and by whom.
+    Use ``start`` and ``close``, or ``async with``. OSError of the listening socket comes out of ``start``.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        *,
+        listen: tuple[str, int],
+        clock: Callable[[], float] = time.monotonic,
+        total_rate_bytes_per_s: float | None = None,
+        spoke_rate_bytes_per_s: float | None = None,
+        weights: Mapping[str, float] | None = None,
+        observer: Observer | None = None,
+        codecs: Sequence[Codec] = (Codec.RAW,),
+        pack: Pack = pack_raw,
+    ) -> None:
+        assert Codec.RAW in codecs
+        self.observer: Observer = observer or NoObserver()
+        self.codecs = codecs
+        rates = [rate for rate in (total_rate_bytes_per_s, spoke_rate_bytes_per_s) if rate is not None]
+        self.socket_rate_bytes_per_s = min(rates, default=None)
+        scheduler = Scheduler(
+            total_rate_bytes_per_s=total_rate_bytes_per_s, spoke_rate_bytes_per_s=spoke_rate_bytes_per_s
+        )
+        self.egress = Egress(scheduler, clock, self.observer, pack)
+        self._sources = dict(sources)
+        self._listen = listen
+        self._clock = clock
+        self._weights = dict(weights or {})
+        self._link_ids = itertools.count(1)
+        self._sessions: dict[int, Session] = {}
+        self._half_open: dict[int, Session] = {}  # in the order they came
+        self._spokes: dict[tuple[bytes, str], _Spoke] = {}
+        self._server: asyncio.Server | None = None
+        self._closing = False
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the address cannot be had."""
+        loop = asyncio.get_running_loop()
+        host, port = self._listen
+        server = await loop.create_server(
+            lambda: Session(self, next(self._link_ids)), host, port, backlog=512, start_serving=False
+        )
+        for sock in server.sockets:
+            tune(sock, bulk_sender=True)  # accepted sockets inherit it, so it holds from their first segment on
+        await server.start_serving()
+        self._server = server
+        log.info("serving", host=host, port=self.port, datasets=sorted(self._sources))
+
+    @property
+    def port(self) -> int:
+        """The port that was really bound."""
+        assert self._server is not None, "start() comes first"
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Stop listening, say GOODBYE to all, and end everything within about CLOSE_GRACE_S."""
+        self._closing = True
+        if self._server is not None:
+            self._server.close()
+        sessions = list(self._sessions.values())
+        for session in sessions:
+            session.say_goodbye("the server stops")
+        await self.egress.close()
+        closed = asyncio.gather(*(session.wait_closed() for session in sessions))
+        try:
+            async with asyncio.timeout(limits.CLOSE_GRACE_S + 1):
+                await closed
+        except TimeoutError:
+            for session in sessions:
+                session.abort()
+            await asyncio.gather(*(session.wait_closed() for session in sessions))
+
+    async def __aenter__(self) -> Server:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    # --- Host: what sessions ask ------------------------------------------------------------------------------
+
+    def opened(self, session: Session) -> None:
+        self._sessions[session.link_id] = session
+        self._half_open[session.link_id] = session
+        if self._closing or len(self._sessions) > limits.CONNECTIONS_MAX:
+            raise Overloaded(f"{len(self._sessions) - 1} connections are open, no more are taken")
+        if len(self._half_open) > limits.CONNECTIONS_HALF_OPEN_MAX:
+            self._half_open.pop(next(iter(self._half_open))).drop_half_open()
+
+    def welcome(self, session: Session, hello: Hello) -> tuple[Source, float]:
+        source = self._sources.get(hello.dataset)
+        if source is None:
+            raise UnknownDataset(f"no dataset {hello.dataset!r} here; served: {', '.join(sorted(self._sources))}")
+        connected = sum(
+            len(spoke.sessions) for (spoke_id, _), spoke in self._spokes.items() if spoke_id == hello.spoke_id
+        )
+        if connected >= limits.CONNECTIONS_PER_SPOKE_MAX:
+            raise Overloaded(f"this spoke has {connected} connections, no more are taken")
+        key = (hello.spoke_id, hello.dataset)
+        spoke = self._spokes.get(key)
+        if spoke is None:
+            spoke = self._spokes[key] = _Spoke(self._clock())
+            log.info("spoke connected", identity=hello.identity, address=session.address, dataset=hello.dataset)
+        spoke.sessions[session.link_id] = session
+        self._half_open.pop(session.link_id, None)
+        return source, self._weights.get(hello.identity, 1.0)
+
+    def heard_stats(self, session: Session, stats: Stats) -> None:
+        assert session.hello is not None
+        spoke = self._spokes[session.hello.spoke_id, session.hello.dataset]
+        spoke.stats = stats.values
+        spoke.stats_at_s = self._clock()
+
+    def closed(self, session: Session) -> None:
+        self._sessions.pop(session.link_id, None)
+        self._half_open.pop(session.link_id, None)
+        hello = session.hello
+        if hello is None:
+            return
+        key = (hello.spoke_id, hello.dataset)
+        spoke = self._spokes[key]
+        del spoke.sessions[session.link_id]
+        spoke.sent_by_closed_bytes += session.sent_bytes
+        if not spoke.sessions:
+            del self._spokes[key]
+            log.info("spoke disconnected", identity=hello.identity, dataset=hello.dataset)
+        self.observer.disconnected(hello.identity)
+
+    # --- the fleet --------------------------------------------------------------------------------------------
+
+    @property
+    def connections(self) -> int:
+        return len(self._sessions)
+
+    def spokes(self) -> list[SpokeView]:
+        """Who is connected now, and how it goes."""
+        return [self._view(*key, spoke) for key, spoke in self._spokes.items()]
+
+    def _view(self, spoke_id: bytes, dataset: str, spoke: _Spoke) -> SpokeView:
+        now_s = self._clock()
+        scheduler = self.egress.scheduler
+        sessions = list(spoke.sessions.values())
+        hello = sessions[0].hello
+        return SpokeView(
+            spoke_id=spoke_id,
+            identity=hello.identity if hello is not None else "",
+            dataset=dataset,
+            connected_s=now_s - spoke.since_s,
+            sent_bytes=spoke.sent_by_closed_bytes + sum(session.sent_bytes for session in sessions),
+            outstanding_bytes=scheduler.outstanding_bytes(spoke_id),
+            links=tuple(
+                LinkView(session.address, session.sent_bytes, scheduler.open_requests(session.link_id), session.path())
+                for session in sessions
+            ),
+            stats=spoke.stats,
+            stats_age_s=now_s - spoke.stats_at_s if spoke.stats_at_s is not None else None,
+        )

@@ -1,0 +1,395 @@
+"""One connection of a spoke: its handshake, its requests, its feed, and the order in which frames reach the socket.
+
+What to send is decided as late as the socket allows: extents wait here in two lanes until the transport's buffer is
+empty and the kernel's unsent queue short (TCP_NOTSENT_LOWAT), so demand overtakes prefetch that is already read.
+Nothing a peer says takes more down than its own connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Protocol, cast
+
+from common import limits
+from common.errors import Cancelled, HeadraceError, Overloaded, ProtocolError
+from common.log import get_logger
+from common.serving.egress import Egress, Packed
+from common.serving.feed import FeedMessage, follow
+from common.serving.observer import Observer
+from common.serving.scheduler import Pick
+from common.serving.source import Source
+from common.tcp import OptionSocket, PathFacts, path_facts, tune
+from common.units import format_address
+from common.wire import messages as m
+from common.wire.connection import Closed, Connection, LocalProtocolError, Role
+
+log = get_logger(__name__)
+
+
+_WRITE_BYTES = 64 * 1024
+"""Small frames are gathered up to here for one system call; what is given to the socket can not be overtaken."""
+
+
+class Host(Protocol):
+    """What a session needs of its server."""
+
+    egress: Egress
+    observer: Observer
+    codecs: Sequence[m.Codec]
+    socket_rate_bytes_per_s: float | None
+
+    def opened(self, session: Session) -> None:
+        """A connection was accepted. Raises Overloaded when there are too many."""
+
+    def welcome(self, session: Session, hello: m.Hello) -> tuple[Source, float]:
+        """The source to serve, and the spoke's weight. Raises UnknownDataset, Overloaded."""
+
+    def heard_stats(self, session: Session, stats: m.Stats) -> None: ...
+
+    def closed(self, session: Session) -> None: ...
+
+
+class Session(asyncio.BufferedProtocol):
+    """Made by the server for each accepted connection; ``wait_closed`` returns when nothing of it is left."""
+
+    def __init__(self, host: Host, link_id: int) -> None:
+        self.link_id = link_id
+        self.hello: m.Hello | None = None
+        self.address = ""
+        self.sent_bytes = 0
+        self._host = host
+        self._egress = host.egress
+        self._connection = Connection(Role.HUB)
+        self._source: Source | None = None
+        self._transport: asyncio.Transport | None = None
+        self._lanes: tuple[deque[tuple[Pick, Packed]], ...] = tuple(deque() for _ in m.Priority)
+        self._feed_message: tuple[int, FeedMessage] | None = None
+        self._feed_room = asyncio.Event()
+        self._feed_room.set()
+        self._feed_task: asyncio.Task[None] | None = None
+        self._ended_feeds: set[asyncio.Task[None]] = set()
+        self._write_paused = False
+        self._read_paused = False
+        self._flush_scheduled = False
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None  # until HELLO, later until the abort
+        self._lost = asyncio.Event()
+
+    # --- Link: what the egress sees -------------------------------------------------------------------------
+
+    @property
+    def source(self) -> Source:
+        assert self._source is not None
+        return self._source
+
+    @property
+    def codecs(self) -> Sequence[m.Codec]:
+        return self._connection.codecs
+
+    def stage(self, pick: Pick, packed: Packed) -> None:
+        self._lanes[pick.request.priority].append((pick, packed))
+        self._flush_soon()
+
+    def refuse(self, request_id: int, error: HeadraceError) -> None:
+        self._unstage(request_id)
+        self._send_error(error, request_id)
+
+    # --- asyncio.BufferedProtocol ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        # Paused as soon as one byte does not fit into the kernel; what is written then is still ours to choose.
+        transport.set_write_buffer_limits(high=0)
+        sock: OptionSocket = transport.get_extra_info("socket")
+        tune(sock, max_rate_bytes_per_s=self._host.socket_rate_bytes_per_s, bulk_sender=True)
+        self.address = _readable_address(transport.get_extra_info("peername"))
+        self._timer = asyncio.get_running_loop().call_later(limits.HELLO_TIMEOUT_S, self._hello_overdue)
+        try:
+            self._host.opened(self)
+        except Overloaded as error:
+            self._fail(error)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._connection.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            for event in self._connection.buffer_updated(nbytes):
+                if self._closing:
+                    break
+                if isinstance(event, Closed):
+                    log.debug("the spoke ended a connection", reason=event.reason, address=self.address)
+                    self.close()
+                else:
+                    self._handle(event.request_id, event.message)
+            self._write_pending()
+            if self._source is not None and not self._closing:
+                self._egress.pump()
+        except HeadraceError as error:
+            self._fail(error)
+        except Exception:
+            log.exception("handling a message failed, closing the connection", address=self.address)
+            self._fail(_internal_error())
+
+    def eof_received(self) -> bool:
+        self._connection.receive_eof()
+        return False  # the transport closes itself
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._source is not None:
+            self._egress.detach(self)
+        for lane in self._lanes:
+            lane.clear()
+        self._end_feed()
+        self._host.closed(self)
+        self._lost.set()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._read_paused and self._transport is not None:
+            self._read_paused = False
+            self._transport.resume_reading()
+        self._flush()
+        if self._source is not None and not self._closing:
+            self._egress.pump()
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def _handle(self, request_id: int, message: m.Message) -> None:
+        match message:
+            case m.Read():
+                self._read(request_id, message)
+            case m.Cancel():
+                if self._egress.end(self, request_id):
+                    self._unstage(request_id)
+                    self._send_error(Cancelled("withdrawn"), request_id)
+            case m.Promote():
+                self._promote(request_id, message)
+            case m.Ping():
+                self._send(m.Pong(message.token))
+            case m.Stats():
+                self._host.heard_stats(self, message)
+            case m.Subscribe():
+                self._start_feed(request_id, message)
+            case m.Hello():
+                self._greet(message)
+            case m.Goodbye() | m.Error() | m.Pong():
+                pass  # the connection reports the end by itself
+            case _:
+                raise ProtocolError(f"{type(message).__name__} is not for a server")
+
+    def _greet(self, hello: m.Hello) -> None:
+        source, weight = self._host.welcome(self, hello)
+        codecs = tuple(codec for codec in hello.codecs if codec in self._host.codecs)
+        version = self._connection.version
+        assert version is not None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.hello = hello
+        self._source = source
+        self._egress.attach(self, hello.spoke_id, weight)
+        heartbeat_ms = round(limits.HEARTBEAT_INTERVAL_S * 1000)
+        self._send(
+            m.Welcome(version, hello.dataset, source.catalog_id, source.head_revision, heartbeat_ms, codecs=codecs)
+        )
+        self._host.observer.connected(hello.identity)
+
+    def _read(self, request_id: int, read: m.Read) -> None:
+        try:
+            self._egress.submit(self, request_id, read.file_version, read.ranges, read.priority, read.deadline_ms)
+        except Overloaded as error:
+            self._host.observer.refused(error.wire_code)
+            self._send_error(error, request_id)
+
+    def _promote(self, request_id: int, promote: m.Promote) -> None:
+        request = self._egress.promote(self, request_id, promote.priority, promote.deadline_ms)
+        if request is None:
+            return
+        for lane in self._lanes:  # what is read already moves as well
+            if lane is not self._lanes[promote.priority]:
+                moved = [staged for staged in lane if staged[0].request is request]
+                if moved:
+                    self._unstage(request_id)
+                    self._lanes[promote.priority].extend(moved)
+
+    def _unstage(self, request_id: int) -> None:
+        for lane in self._lanes:
+            kept = [staged for staged in lane if staged[0].request.request_id != request_id]
+            if len(kept) < len(lane):
+                lane.clear()
+                lane.extend(kept)
+
+    # --- the feed -------------------------------------------------------------------------------------------
+
+    def _start_feed(self, request_id: int, subscribe: m.Subscribe) -> None:
+        """A new SUBSCRIBE replaces the old one."""
+        self._end_feed()
+        self._feed_message = None
+        self._feed_room.set()
+        self._feed_task = asyncio.create_task(self._run_feed(request_id, subscribe), name=f"feed {self.address}")
+
+    def _end_feed(self) -> None:
+        task, self._feed_task = self._feed_task, None
+        if task is not None and not task.done():
+            self._ended_feeds.add(task)
+            task.add_done_callback(self._ended_feeds.discard)
+            task.cancel()
+
+    async def _run_feed(self, request_id: int, subscribe: m.Subscribe) -> None:
+        """Ask for the next message only when the last one has been written and the socket took it."""
+        try:
+            async with aclosing(follow(self.source, subscribe)) as messages:
+                async for message in messages:
+                    self._feed_message = (request_id, message)
+                    self._feed_room.clear()
+                    self._flush()
+                    await self._feed_room.wait()
+                    await asyncio.sleep(0)  # a long snapshot to a fast reader must not keep the loop from the others
+        except HeadraceError as error:
+            log.warning("a feed failed", address=self.address, error=str(error))
+            self._fail(error)  # the wire has no ERROR for one subscription: the spoke dials again
+        except Exception:
+            log.exception("a feed failed in an unforeseen way, closing the connection", address=self.address)
+            self._fail(_internal_error())
+
+    # --- out ------------------------------------------------------------------------------------------------
+
+    def _flush_soon(self) -> None:
+        """Extents that become ready in one step of the loop leave with one system call."""
+        if not self._flush_scheduled and not self._write_paused:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Write frames, most urgent first, until the socket is full: the feed (one frame at most waits), demand, prefetch."""
+        self._flush_scheduled = False
+        try:
+            while not self._write_paused and not self._closing:
+                if not self._queue_next():
+                    break
+                if self._connection.pending_bytes >= _WRITE_BYTES:
+                    self._write_pending()
+            self._write_pending()
+            if self._feed_message is None and not self._write_paused:
+                self._feed_room.set()
+        except Exception:
+            log.exception("sending failed, closing the connection", address=self.address)
+            self._fail(_internal_error())
+
+    def _queue_next(self) -> bool:
+        """Give the next frame to the connection; False when there is none."""
+        before_bytes = self._connection.pending_bytes
+        if self._feed_message is not None:
+            request_id, message = self._feed_message
+            self._feed_message = None
+            self._connection.send(message, request_id)
+            self._count(self._connection.pending_bytes - before_bytes)
+            return True
+        lane = self._lanes[0] or self._lanes[1]
+        if not lane:
+            return False
+        pick, packed = lane.popleft()
+        if pick.live:
+            last = pick.is_last
+            self._connection.send(packed.message(last=last), pick.request.request_id)
+            wire_bytes = self._connection.pending_bytes - before_bytes
+            self._egress.sent(pick, wire_bytes, last=last)
+            self._count(wire_bytes)
+        return True
+
+    def _count(self, wire_bytes: int) -> None:
+        self.sent_bytes += wire_bytes
+        if self.hello is not None:
+            self._host.observer.sent(self.hello.identity, wire_bytes)
+
+    def _send(self, message: m.Message, request_id: int = 0) -> None:
+        """Write one frame now."""
+        self._connection.send(message, request_id)
+        self._write_pending()
+
+    def _send_error(self, error: HeadraceError, request_id: int = 0) -> None:
+        try:
+            self._send(m.Error(error.wire_code, str(error), error.retryable), request_id)
+        except LocalProtocolError:
+            log.exception("could not answer a request", request_id=request_id, error=str(error))
+
+    def _write_pending(self) -> None:
+        transport = self._transport
+        if not self._connection.pending_bytes or transport is None or transport.is_closing():
+            return
+        transport.writelines(self._connection.data_to_send())
+        if (
+            self._write_paused
+            and not self._read_paused
+            and transport.get_write_buffer_size() > limits.FRAME_PAYLOAD_MAX_BYTES + limits.REPLIES_UNSENT_MAX_BYTES
+        ):
+            # Replies pile up for a peer that does not read them: stop taking its requests until it does.
+            self._read_paused = True
+            transport.pause_reading()
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close once what is queued has been written, or CLOSE_GRACE_S later without."""
+        self._closing = True
+        self._end_feed()
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._write_pending()
+        transport.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(limits.CLOSE_GRACE_S, transport.abort)
+
+    def say_goodbye(self, reason: str) -> None:
+        """Close in order."""
+        if not self._closing:
+            self._connection.send(m.Goodbye(reason))
+            self.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        await self._lost.wait()
+        await asyncio.gather(*self._ended_feeds, return_exceptions=True)
+
+    def path(self) -> PathFacts | None:
+        """What TCP says about this connection."""
+        return path_facts(self._transport.get_extra_info("socket")) if self._transport is not None else None
+
+    def _hello_overdue(self) -> None:
+        self._timer = None
+        self._fail(ProtocolError(f"no HELLO within {limits.HELLO_TIMEOUT_S:g} s"))
+
+    def drop_half_open(self) -> None:
+        self._fail(Overloaded("too many connections that have not said HELLO"))
+
+    def _fail(self, error: HeadraceError) -> None:
+        """End the connection with ERROR; the connection may have queued it itself."""
+        if self._closing:
+            return
+        log.info("closing a connection", address=self.address, code=error.wire_code, reason=str(error))
+        self._host.observer.refused(error.wire_code)
+        self._send_error(error)
+        self.close()
+
+
+def _internal_error() -> HeadraceError:
+    return HeadraceError("internal error; the server's log has the details")
+
+
+def _readable_address(peer: object) -> str:
+    return format_address(peer[0], peer[1]) if isinstance(peer, tuple) and len(peer) >= 2 else str(peer)

@@ -1,0 +1,34 @@
+"""What both commands do at a terminal: errors to one clear line and an exit code."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import typer
+
+from common.errors import HeadraceError, UsageError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+ParamT = ParamSpec("ParamT")
+ResultT = TypeVar("ResultT")
+
+
+def exit_codes(command: Callable[ParamT, ResultT]) -> Callable[ParamT, ResultT]:
+    """Wrap a command: a UsageError ends it with 2, any other HeadraceError with 1, each with its text on stderr."""
+
+    @functools.wraps(command)
+    def wrapped(*args: ParamT.args, **kwargs: ParamT.kwargs) -> ResultT:
+        try:
+            return command(*args, **kwargs)
+        except UsageError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(EXIT_USAGE) from None
+        except HeadraceError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(EXIT_FAILED) from None
+
+    return wrapped

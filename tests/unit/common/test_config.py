@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import pytest
+
+from common.config import Address, DurationS, Settings, SizeBytes, load
+from common.errors import UsageError
+
+
+class Some(Settings):
+    cache_dir: Path
+    cache_size: SizeBytes = 0
+    read_timeout: DurationS = 300.0
+    hub: Address = "h:1"
+
+
+def test_the_highest_layer_wins_and_is_remembered(tmp_path: Path) -> None:
+    file = tmp_path / "spoke.toml"
+    file.write_text('cache-dir = "/file"\ncache-size = "1GiB"\nread-timeout = 5\n')
+    loaded = load(
+        Some,
+        file=file,
+        environ={"HEADRACE_CACHE_SIZE": "2GiB", "HEADRACE_READ_TIMEOUT": "6s", "HEADRACE_UNRELATED": "x"},
+        flags={"read_timeout": "7s", "cache_size": None},
+    )
+    assert loaded.settings == Some(cache_dir=Path("/file"), cache_size=2 << 30, read_timeout=7.0)
+    assert loaded.sources == {"cache_dir": "file", "cache_size": "environment", "read_timeout": "flag", "hub": "default"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({}, r"cache-dir is not set; .*HEADRACE_CACHE_DIR"),
+        ({"cache_dir": "/x", "cache_size": "10 parsecs"}, r"cache-size \(from the flag\): '10 parsecs' is not a size"),
+        ({"cache_dir": "/x", "hub": "nowhere:port"}, r"hub \(from the flag\): .* is not an address"),
+    ],
+)
+def test_a_refusal_says_what_was_seen_and_what_is_allowed(flags: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load(Some, file=None, environ={}, flags=flags)
+
+
+def test_unknown_names_in_the_file_are_refused_with_the_known_ones(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text('cache-dri = "/x"\n')
+    with pytest.raises(UsageError, match=r"unknown setting 'cache-dri' .* allowed: cache-dir, cache-size, hub, read-timeout"):
+        load(Some, file=file, environ={}, flags={"cache_dir": "/x"})
+
+
+def test_a_file_that_is_not_there_or_not_toml(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read the configuration file"):
+        load(Some, file=tmp_path / "none", environ={}, flags={})
+    bad = tmp_path / "bad.toml"
+    bad.write_bytes(b"= \xff")
+    with pytest.raises(UsageError, match="is not TOML"):
+        load(Some, file=bad, environ={}, flags={})
