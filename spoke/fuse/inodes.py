@@ -1,0 +1,119 @@
+"""Which node ids the kernel knows, and what each stands for.
+
+A node id is not an inode number. A node id stands for one content of one name for ever: when a file's version (or a
+symlink's target) changes, the name gets a new node id, so pages of two versions never share a page cache, and a handle
+opened before keeps its size. ``st_ino`` is the tree's serial and stays. Node ids are never used twice, so
+the generation is always 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from common.entries import Entry, Kind
+from spoke.fuse.kernel import ROOT_NODE_ID
+from spoke.namespace.tree import Node
+
+FIRST_NODE_ID = 1 << 10
+"""Smaller ids are left to the root and to what is not in the tree (``.headrace``)."""
+
+
+class Inode:
+    """One node id. ``entry``: the attributes it answers with, frozen in size and version when the tree moves on.
+
+    ``lookups``: how often the kernel was given it and has not forgotten. ``cached_opens`` and ``passthrough_opens``:
+    handles of either kind; the kernel refuses one while the other is open.
+    """
+
+    __slots__ = ("cached_opens", "entry", "lookups", "node", "node_id", "passthrough_opens")
+
+    def __init__(self, node_id: int, node: Node) -> None:
+        self.node_id = node_id
+        self.node = node
+        self.entry = node.entry
+        self.lookups = 0
+        self.cached_opens = 0
+        self.passthrough_opens = 0
+
+    @property
+    def is_outdated(self) -> bool:
+        """The name is gone, or has other bytes now: whoever opens it must look it up again."""
+        node = self.node
+        return not same_content(node.entry, self.entry) or (node.parent is None and self.node_id != ROOT_NODE_ID)
+
+
+def same_content(one: Entry, other: Entry) -> bool:
+    """One node id may stand for both: nothing that the kernel caches by page differs. (A directory has no pages.)"""
+    return one is other or (
+        one.kind is other.kind
+        and (
+            one.kind is Kind.DIRECTORY
+            or (one.version == other.version and one.size_bytes == other.size_bytes and one.target == other.target)
+        )
+    )
+
+
+class InodeTable:
+    """Node ids given out and not forgotten. The root is always known."""
+
+    def __init__(self, root: Node) -> None:
+        self._by_id: dict[int, Inode] = {}
+        self._current: dict[int, Inode] = {}  # by the node's serial
+        self._next_id = FIRST_NODE_ID
+        self.root = Inode(ROOT_NODE_ID, root)
+        self._by_id[ROOT_NODE_ID] = self.root
+        self._current[root.serial] = self.root
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, node_id: int) -> Inode | None:
+        return self._by_id.get(node_id)
+
+    def known(self, node: Node) -> Inode | None:
+        """The inode that new lookups of ``node`` get, if the kernel has seen it."""
+        return self._current.get(node.serial)
+
+    def current(self, node: Node) -> Inode:
+        """As :meth:`known`, made if need be, and never with other bytes than the node has now."""
+        inode = self._current.get(node.serial)
+        if inode is not None:
+            if inode.entry is node.entry:
+                return inode
+            if same_content(inode.entry, node.entry):
+                inode.entry = node.entry
+                return inode
+        inode = Inode(self._next_id, node)
+        self._next_id += 1
+        self._by_id[inode.node_id] = inode
+        self._current[node.serial] = inode
+        return inode
+
+    def retire(self, node: Node) -> Inode | None:
+        """Make the next lookup of ``node`` give a new node id; returns the old one, which goes on answering."""
+        if node is self.root.node:
+            return None
+        return self._current.pop(node.serial, None)
+
+    def forget(self, node_id: int, lookups: int) -> None:
+        """The kernel gave back ``lookups`` references; at none left, and nothing open, the node id is gone for good."""
+        inode = self._by_id.get(node_id)
+        if inode is None or inode is self.root:
+            return
+        inode.lookups = max(0, inode.lookups - lookups)
+        self.drop_if_unused(inode)
+
+    def drop_if_unused(self, inode: Inode) -> None:
+        if inode.lookups or inode.cached_opens or inode.passthrough_opens or inode is self.root:
+            return
+        self._by_id.pop(inode.node_id, None)
+        if self._current.get(inode.node.serial) is inode:
+            del self._current[inode.node.serial]
+
+    def cached_names(self) -> Iterator[tuple[int, bytes]]:
+        """(parent's node id, name) of every name the kernel may hold, as of now."""
+        for inode in list(self._by_id.values()):
+            parent = inode.node.parent
+            parent_inode = self._current.get(parent.serial) if parent is not None else None
+            if parent_inode is not None:
+                yield parent_inode.node_id, inode.node.name
