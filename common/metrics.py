@@ -93,6 +93,7 @@ class HttpPages:
             return
         self._runner = runner
         self.address = (host, runner.addresses[0][1])
+        log.info("metrics", address=format_address(*self.address))
 
     async def close(self) -> None:
         if self._runner is not None:

@@ -133,6 +133,7 @@ class Egress:
     def sent(self, pick: Pick, wire_bytes: int, *, last: bool) -> None:
         """A connection has handed ``pick`` to its socket."""
         self.scheduler.finished(pick, wire_bytes)
+        self.pump_soon()
         if last:
             self._observer.read_done(pick.request.priority, self._clock() - pick.request.submitted_s)
 

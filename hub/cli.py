@@ -1,0 +1,105 @@
+"""The command ``headrace-hub``: flags to settings, errors to exit codes (0 done, 1 failed, 2 usage)."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from common import __version__
+from common.config import load
+from common.errors import HeadraceError
+from common.log import configure
+from common.terminal import exit_codes
+from common.units import format_rate, format_size
+from hub.config import DEFAULT_METRICS_PORT, HubSettings
+
+app = typer.Typer(
+    help="Serve tokenized datasets beside the data to spokes far away.", no_args_is_help=True, add_completion=True
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"headrace-hub {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+@exit_codes
+def serve(
+    dataset: Annotated[list[str] | None, typer.Option(help="NAME=DIR to serve; may be given several times.")] = None,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT for spokes. Port 0 takes a free one.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Where the catalog is kept.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="HOST:PORT for /metrics, /healthz and /status.")] = None,
+    rate_limit: Annotated[str | None, typer.Option(help="Total over all spokes, for example 10gbit.")] = None,
+    rescan_interval: Annotated[
+        str | None, typer.Option(help="Full rescan every so often (300s); 0 trusts inotify alone.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto, console or json.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file; environment and flags win over it.")] = None,
+) -> None:
+    """Serve datasets until SIGTERM. Prints one line on stdout once it listens."""
+    flags: dict[str, Any] = {
+        "dataset": dataset or None,
+        "listen": listen,
+        "state_dir": state_dir,
+        "metrics": metrics,
+        "rate_limit": rate_limit,
+        "rescan_interval": rescan_interval,
+        "log_level": log_level,
+        "log_format": log_format,
+    }
+    loaded = load(HubSettings, file=config, environ=os.environ, flags=flags)
+    configure(loaded.settings.log_level, loaded.settings.log_format)
+    from hub.daemon import run_hub
+
+    run_hub(loaded, on_ready=typer.echo)
+
+
+@app.command()
+@exit_codes
+def status(
+    metrics: Annotated[
+        str, typer.Option(help="The hub's metrics address.", envvar="HEADRACE_METRICS")
+    ] = f"127.0.0.1:{DEFAULT_METRICS_PORT}",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Datasets, revisions and the spokes that are linked."""
+    try:
+        with urllib.request.urlopen(f"http://{metrics}/status", timeout=5) as response:
+            facts = json.load(response)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise HeadraceError(f"no hub answers at {metrics}: {getattr(error, 'reason', error)}") from None
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    typer.echo(f"hub {facts['version']} on {facts['listen']}, up {facts['uptime_s']:.0f} s")
+    for name, dataset in facts["datasets"].items():
+        typer.echo(
+            f"  {name}: {dataset['directory']}  {dataset['entries']} names, revision {dataset['revision']}"
+            + (f"  HELD: {dataset['held']}" if dataset["held"] else "")
+        )
+    for spoke in facts["spokes"]:
+        typer.echo(
+            f"  spoke {spoke['identity']} {spoke['address']}  {spoke['dataset']}  {spoke['connections']} connections, "
+            f"{format_size(spoke['sent_bytes'])} sent"
+        )
+    limit = facts["rate_limit_bytes_per_s"]
+    typer.echo(f"  rate limit: {format_rate(limit) if limit else 'none'}")
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

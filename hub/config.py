@@ -1,0 +1,55 @@
+"""The hub's settings: names, defaults, and what is allowed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from common.config import Address, DurationS, RateBytesPerS, Settings
+
+DEFAULT_PORT = 7420
+DEFAULT_METRICS_PORT = 9420
+
+
+def default_state_dir() -> Path:
+    """/var/lib/headrace-hub as root, else below the user's state directory (XDG base directory specification)."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/headrace-hub")
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "headrace-hub"
+
+
+class HubSettings(Settings):
+    """``rate_limit``: bytes per second over all spokes, 0 = no limit. ``rescan_interval``: seconds, 0 = inotify only."""
+
+    dataset: dict[str, Path]
+    listen: Address = f"127.0.0.1:{DEFAULT_PORT}"
+    metrics: Address = f"127.0.0.1:{DEFAULT_METRICS_PORT}"
+    state_dir: Path = Field(default_factory=default_state_dir)
+    rate_limit: RateBytesPerS = 0.0
+    rescan_interval: DurationS = 300.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "console", "json"] = "auto"
+
+    @field_validator("dataset", mode="before")
+    @classmethod
+    def _datasets(cls, value: Any) -> dict[str, Path]:
+        """A table (file), ``NAME=DIR`` strings (flags), or ``NAME=DIR,NAME=DIR`` (environment)."""
+        if isinstance(value, str):
+            value = value.split(",")
+        pairs = value.items() if isinstance(value, dict) else [tuple(str(item).split("=", 1)) for item in value]
+        datasets: dict[str, Path] = {}
+        for pair in pairs:
+            if len(pair) != 2 or not pair[0] or not str(pair[1]):
+                raise ValueError(f"{'='.join(map(str, pair))!r} is not NAME=DIR, for example c4=/data/c4")
+            name, directory = str(pair[0]), Path(pair[1])
+            if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(name) > 100:
+                raise ValueError(f"dataset name {name!r}: letters, digits, '-', '_' and '.', at most 100")
+            if name in datasets:
+                raise ValueError(f"dataset {name!r} is given twice: {datasets[name]} and {directory}")
+            datasets[name] = directory
+        if not datasets:
+            raise ValueError("no dataset; give at least one NAME=DIR")
+        return datasets

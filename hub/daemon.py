@@ -1,0 +1,156 @@
+"""One hub: a source for each dataset, one server in front of them, one HTTP port beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from common import __version__, runtime
+from common.config import Loaded
+from common.errors import UsageError
+from common.log import get_logger
+from common.metrics import HttpPages, TableCollector
+from common.runtime import cancel_and_wait
+from common.serving.server import Server
+from common.units import format_address, parse_address
+from hub.config import HubSettings
+from hub.metrics import METRICS, Counts
+from hub.source import HubSource
+from hub.watcher import WatcherSettings
+
+log = get_logger(__name__)
+
+
+class Hub:
+    """Use :func:`run_hub`, or ``await hub.start()`` and ``await hub.close()``."""
+
+    def __init__(self, loaded: Loaded[HubSettings]) -> None:
+        settings = self.settings = loaded.settings
+        self._loaded = loaded
+        self._started_s = runtime.now_s()
+        self._ready = False
+        self.counts = Counts()
+        watching = WatcherSettings(rescan_interval_s=settings.rescan_interval)
+        self.sources = {
+            name: HubSource(name, directory, settings.state_dir, settings=watching, clock=runtime.now_s)
+            for name, directory in settings.dataset.items()
+        }
+        self.server = Server(
+            self.sources,
+            listen=parse_address(settings.listen),
+            clock=runtime.now_s,
+            total_rate_bytes_per_s=settings.rate_limit or None,
+            observer=self.counts,
+        )
+        registry = CollectorRegistry()
+        registry.register(TableCollector(METRICS, self))
+        self.pages = HttpPages(registry, self.health, self.status)
+
+    async def start(self) -> None:
+        """Scan, then listen: a spoke that gets through sees a whole tree. Raises UsageError for what cannot be served."""
+        settings = self.settings
+        await self.pages.start(*parse_address(settings.metrics))  # first: /healthz says "scanning" meanwhile
+        for name, source in self.sources.items():
+            await source.start()
+            log.info("dataset scanned", dataset=name, entries=source.status.entries, revision=source.head_revision)
+        try:
+            await self.server.start()
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else error
+            raise UsageError(f"cannot listen on {settings.listen}: {reason}; choose another --listen") from None
+        self._ready = True
+
+    async def close(self) -> None:
+        self._ready = False
+        await self.server.close()
+        for source in self.sources.values():
+            await source.close()
+        await self.pages.close()
+
+    # --- what it shows -----------------------------------------------------------------------------------
+
+    @property
+    def listening(self) -> str:
+        """The address that was really bound."""
+        return format_address(parse_address(self.settings.listen)[0], self.server.port)
+
+    def health(self) -> tuple[bool, Mapping[str, Any]]:
+        held = {name: source.status.held for name, source in self.sources.items()} if self._ready else {}
+        return self._ready, {"serving": self._ready, "held": {name: why for name, why in held.items() if why}}
+
+    def status(self) -> Mapping[str, Any]:
+        """The facts behind ``headrace-hub status``; sizes in bytes, times in seconds."""
+        return {
+            "version": __version__,
+            "listen": self.listening if self._ready else self.settings.listen,
+            "serving": self._ready,
+            "uptime_s": runtime.now_s() - self._started_s,
+            "rate_limit_bytes_per_s": self.settings.rate_limit,
+            "datasets": {
+                name: {
+                    "directory": str(self.settings.dataset[name]),
+                    "entries": source.status.entries,
+                    "revision": source.head_revision,
+                    "held": source.status.held,
+                    "watches": source.status.watches,
+                    "unwatched": source.status.unwatched,
+                    "overflows": source.status.overflows_total,
+                    "scans": source.status.scans_total,
+                    "last_scan_s": source.status.last_scan_s,
+                    "skipped": dict(source.status.skipped),
+                }
+                for name, source in (self.sources.items() if self._ready else ())
+            },
+            "spokes": [
+                {
+                    "identity": spoke.identity,
+                    "dataset": spoke.dataset,
+                    "address": spoke.links[0].address if spoke.links else "",
+                    "connections": len(spoke.links),
+                    "connected_s": spoke.connected_s,
+                    "sent_bytes": spoke.sent_bytes,
+                    "outstanding_bytes": spoke.outstanding_bytes,
+                    "stats": dict(spoke.stats),
+                    "stats_age_s": spoke.stats_age_s,
+                }
+                for spoke in self.server.spokes()
+            ],
+            "settings": {
+                name: {"value": _plain(value), "source": self._loaded.sources[name]}
+                for name, value in self.settings.model_dump().items()
+            },
+        }
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def run_hub(loaded: Loaded[HubSettings], on_ready: Callable[[str], object]) -> None:
+    """Serve until SIGTERM or SIGINT; ``on_ready`` gets one line once spokes can connect."""
+    runtime.run(_serve(loaded, on_ready))
+
+
+async def _serve(loaded: Loaded[HubSettings], on_ready: Callable[[str], object]) -> None:
+    stop = asyncio.Event()
+    runtime.stop_on_signals(stop)
+    hub = Hub(loaded)
+    starting = asyncio.create_task(hub.start(), name="start")
+    stopped = asyncio.create_task(stop.wait(), name="stop signal")
+    try:
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            metrics = format_address(*hub.pages.address) if hub.pages.address else "none (port taken)"
+            on_ready(f"listening on {hub.listening}, metrics on {metrics}")
+            await stopped
+    finally:
+        await cancel_and_wait(starting, stopped)
+        await hub.close()
+        log.info("stopped")

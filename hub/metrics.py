@@ -1,0 +1,124 @@
+"""What a hub counts, and the one table of its metrics: name, kind, labels, meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.metrics import Metric
+from common.serving.server import Server
+from common.wire.messages import Priority
+from hub.source import HubSource
+
+IDENTITIES_MAX = 1000
+"""Spokes with a series of their own; a fleet that changes names for ever is counted together as ``other``."""
+
+
+@dataclass
+class Counts:
+    """Observer of the server (common.serving.observer)."""
+
+    sent_bytes: dict[str, int] = field(default_factory=dict)
+    reads_done: dict[Priority, int] = field(default_factory=lambda: dict.fromkeys(Priority, 0))
+    read_seconds: dict[Priority, float] = field(default_factory=lambda: dict.fromkeys(Priority, 0.0))
+    refusals: dict[str, int] = field(default_factory=dict)
+    connections_total: int = 0
+
+    def connected(self, identity: str) -> None:
+        self.connections_total += 1
+
+    def disconnected(self, identity: str) -> None:
+        """Who is linked now is the server's to say."""
+
+    def sent(self, identity: str, wire_bytes: int) -> None:
+        if identity not in self.sent_bytes and len(self.sent_bytes) >= IDENTITIES_MAX:
+            identity = "other"
+        self.sent_bytes[identity] = self.sent_bytes.get(identity, 0) + wire_bytes
+
+    def read_done(self, priority: Priority, seconds: float) -> None:
+        self.reads_done[priority] += 1
+        self.read_seconds[priority] += seconds
+
+    def refused(self, code: str) -> None:
+        self.refusals[code] = self.refusals.get(code, 0) + 1
+
+
+class Measured(Protocol):
+    """What the table reads; the hub is this."""
+
+    @property
+    def counts(self) -> Counts: ...
+    @property
+    def server(self) -> Server: ...
+    @property
+    def sources(self) -> Mapping[str, HubSource]: ...
+
+
+METRICS: tuple[Metric[Measured], ...] = (
+    Metric(
+        "headrace_hub_sent_bytes",
+        "counter",
+        "Bytes of data and names handed to the sockets, by spoke.",
+        lambda hub: {(identity,): sent for identity, sent in hub.counts.sent_bytes.items()},
+        ("spoke",),
+    ),
+    Metric(
+        "headrace_hub_reads",
+        "counter",
+        "READs answered whole, by priority.",
+        lambda hub: {(priority.name.lower(),): count for priority, count in hub.counts.reads_done.items()},
+        ("priority",),
+    ),
+    Metric(
+        "headrace_hub_read_seconds",
+        "counter",
+        "Time from READ to its last byte handed to the socket, summed, by priority.",
+        lambda hub: {(priority.name.lower(),): seconds for priority, seconds in hub.counts.read_seconds.items()},
+        ("priority",),
+    ),
+    Metric(
+        "headrace_hub_refusals",
+        "counter",
+        "READs, subscriptions and connections answered with an error, by its code.",
+        lambda hub: {(code,): count for code, count in hub.counts.refusals.items()},
+        ("code",),
+    ),
+    Metric("headrace_hub_connections", "gauge", "Connections of spokes now.", lambda hub: hub.server.connections),
+    Metric("headrace_hub_spokes", "gauge", "Spokes linked now.", lambda hub: len(hub.server.spokes())),
+    Metric(
+        "headrace_hub_revision",
+        "gauge",
+        "Revision of the change log, by dataset.",
+        lambda hub: {(name,): source.head_revision for name, source in hub.sources.items()},
+        ("dataset",),
+    ),
+    Metric(
+        "headrace_hub_entries",
+        "gauge",
+        "Names in the catalog, by dataset.",
+        lambda hub: {(name,): source.status.entries for name, source in hub.sources.items()},
+        ("dataset",),
+    ),
+    Metric(
+        "headrace_hub_catalog_held",
+        "gauge",
+        "1 while the dataset's directory is not there and the catalog is kept as it was.",
+        lambda hub: {(name,): float(source.status.held is not None) for name, source in hub.sources.items()},
+        ("dataset",),
+    ),
+    Metric(
+        "headrace_hub_watch_overflows",
+        "counter",
+        "Overflows of the inotify queue; each is followed by a full scan.",
+        lambda hub: {(name,): source.status.overflows_total for name, source in hub.sources.items()},
+        ("dataset",),
+    ),
+    Metric(
+        "headrace_hub_unwatched_directories",
+        "gauge",
+        "Directories without an inotify watch, for want of them (fs.inotify.max_user_watches): seen by rescans only.",
+        lambda hub: {(name,): source.status.unwatched for name, source in hub.sources.items()},
+        ("dataset",),
+    ),
+)

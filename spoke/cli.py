@@ -1,0 +1,173 @@
+"""The command ``headrace-spoke``: flags to settings, requests to the running spoke, errors to exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from common import __version__
+from common.config import load
+from common.log import configure
+from common.terminal import exit_codes
+from spoke import control
+from spoke.config import SpokeSettings, runtime_dir
+from spoke.fuse.mountpoint import locate
+
+app = typer.Typer(
+    help="Show a far dataset as local files: cache it on this host's disk, fetch it ahead of the readers.",
+    no_args_is_help=True,
+)
+Mountpoint = Annotated[Path, typer.Argument(help="Where the dataset is mounted.", show_default=False)]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"headrace-spoke {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+@exit_codes
+def mount(
+    mountpoint: Mountpoint,
+    hub: Annotated[str | None, typer.Option(help="HOST:PORT of the hub.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="The dataset's name at the hub.")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Directory for cached blocks, best on local NVMe.")] = None,
+    cache_size: Annotated[
+        str | None, typer.Option(help="The most it may hold, for example 100GiB. [default: 80 % of its disk]")
+    ] = None,
+    cache_free_floor: Annotated[
+        str | None, typer.Option(help="Never leave that disk with less. [default: 1GiB]")
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="HOST:PORT for /metrics, /healthz and /status. [default: 127.0.0.1:9421]")
+    ] = None,
+    read_timeout: Annotated[
+        str | None,
+        typer.Option(help="A read that waits longer for the hub gets EIO; 0 waits for ever. [default: 300s]"),
+    ] = None,
+    connect_timeout: Annotated[
+        str | None, typer.Option(help="How long to wait for a hub when no names are on disk. [default: 10s]")
+    ] = None,
+    links: Annotated[int | None, typer.Option(help="Bulk connections to the hub. [default: 4]")] = None,
+    identity: Annotated[str | None, typer.Option(help="This spoke's name for the hub. [default: host name]")] = None,
+    prefetch: Annotated[bool | None, typer.Option("--prefetch/--no-prefetch", help="Fetch ahead of readers.")] = None,
+    passthrough: Annotated[
+        bool | None, typer.Option("--passthrough/--no-passthrough", help="Let the kernel read whole files by itself.")
+    ] = None,
+    allow_other: Annotated[
+        bool | None, typer.Option("--allow-other/--no-allow-other", help="Other users may read.")
+    ] = None,
+    uid: Annotated[int | None, typer.Option(help="Owner shown for all files. [default: yours]")] = None,
+    gid: Annotated[int | None, typer.Option(help="Group shown for all files. [default: yours]")] = None,
+    umask: Annotated[str | None, typer.Option(help="Permission bits taken away, octal. [default: 022]")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto, console or json.")] = None,
+    log_file: Annotated[
+        Path | None, typer.Option(help="With --background: where the log goes. [default: beside the control socket]")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file; environment and flags win over it.")] = None,
+    background: Annotated[
+        bool, typer.Option("--background", help="Return once the mount answers, or fail with the reason.")
+    ] = False,
+) -> None:
+    """Mount a dataset and serve it until SIGTERM or umount."""
+    flags: dict[str, Any] = {
+        "hub": hub,
+        "dataset": dataset,
+        "cache_dir": cache_dir,
+        "cache_size": cache_size,
+        "cache_free_floor": cache_free_floor,
+        "metrics": metrics,
+        "read_timeout": read_timeout,
+        "connect_timeout": connect_timeout,
+        "links": links,
+        "identity": identity,
+        "prefetch": prefetch,
+        "passthrough": passthrough,
+        "allow_other": allow_other,
+        "uid": uid,
+        "gid": gid,
+        "umask": umask,
+        "log_level": log_level,
+        "log_format": log_format,
+    }
+    loaded = load(SpokeSettings, file=config, environ=os.environ, flags=flags)
+    from spoke.launch import mount_in_background, mount_in_foreground
+
+    if background:
+        mount_in_background(mountpoint, loaded, log_file)
+    else:
+        configure(loaded.settings.log_level, loaded.settings.log_format)
+        mount_in_foreground(mountpoint, loaded, on_ready=typer.echo)
+
+
+@app.command()
+@exit_codes
+def umount(
+    mountpoint: Mountpoint,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if the spoke does not answer; blocked readers get EIO.")
+    ] = False,
+) -> None:
+    """Stop the spoke of a mountpoint and unmount it; says who holds it open."""
+    from spoke.launch import unmount
+
+    unmount(mountpoint, force=force, say=typer.echo)
+
+
+@app.command()
+@exit_codes
+def status(
+    mountpoint: Mountpoint, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
+    """What a running spoke sees: hub, names, cache, reads, prefetch, settings."""
+    facts = _ask(mountpoint, "status")
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    from spoke.status import render
+
+    typer.echo(render(facts))
+
+
+@app.command()
+@exit_codes
+def warm(
+    mountpoint: Mountpoint,
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="Files or directories below the mount. [default: all]")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Fetch and verify files ahead of a job; exit 0 only when every block is cached and verified."""
+    from spoke.warm import show_warming
+
+    path = locate(mountpoint)
+    show_warming(control.socket_path(runtime_dir(), path), path, paths or [""], quiet=quiet)
+
+
+@app.command()
+@exit_codes
+def accept(mountpoint: Mountpoint) -> None:
+    """Believe the loss of names that a suspicious hub announced."""
+    typer.echo(_ask(mountpoint, "accept")["said"])
+
+
+def _ask(mountpoint: Path, command: str) -> Any:
+    socket = control.socket_path(runtime_dir(), locate(mountpoint))
+    return control.ask_once(socket, {"command": command})
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

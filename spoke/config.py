@@ -1,0 +1,62 @@
+"""The spoke's settings: names, defaults, and what is allowed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from common.config import Address, DurationS, Settings, SizeBytes, checked
+from common.units import format_address, parse_address
+
+DEFAULT_HUB_PORT = 7420
+DEFAULT_METRICS_PORT = 9421
+
+
+def runtime_dir() -> Path:
+    """Where sockets and mount records live: /run/headrace as root, else below XDG_RUNTIME_DIR or /tmp."""
+    if os.geteuid() == 0:
+        return Path("/run/headrace")
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "headrace" if base else Path(f"/tmp/headrace-{os.getuid()}")
+
+
+def _hub_address(text: str) -> str:
+    return format_address(*parse_address(text, DEFAULT_HUB_PORT))
+
+
+class SpokeSettings(Settings):
+    """Sizes in bytes, durations in seconds.
+
+    ``cache_size`` 0: four fifths of the disk it is on. ``cache_free_floor``: never leave the disk with
+    less. ``read_timeout`` 0: a read waits for the hub for ever. ``links``: bulk connections beside the control one.
+    ``prefetch`` off: fetch only what is read.
+    """
+
+    hub: Annotated[str, checked(_hub_address)]
+    dataset: str
+    cache_dir: Path
+    cache_size: SizeBytes = 0
+    cache_free_floor: SizeBytes = 1 << 30
+    metrics: Address = f"127.0.0.1:{DEFAULT_METRICS_PORT}"
+    read_timeout: DurationS = 300.0
+    connect_timeout: DurationS = 10.0
+    links: Annotated[int, Field(ge=1, le=64)] = 4
+    identity: Annotated[str, Field(min_length=1, max_length=200)] = Field(default_factory=socket.gethostname)
+    prefetch: bool = True
+    passthrough: bool = True
+    allow_other: bool = True
+    uid: Annotated[int, Field(ge=0)] = Field(default_factory=os.getuid)
+    gid: Annotated[int, Field(ge=0)] = Field(default_factory=os.getgid)
+    umask: Annotated[int, Field(ge=0, le=0o777)] = 0o022
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "console", "json"] = "auto"
+
+    @field_validator("umask", mode="before")
+    @classmethod
+    def _octal(cls, value: object) -> object:
+        """``022`` as people write it is octal."""
+        return int(value, 8) if isinstance(value, str) and value.isdigit() else value

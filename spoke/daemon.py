@@ -1,0 +1,403 @@
+"""One spoke: makes the rooms, ties them together, starts them in order and ends them in the reverse one.
+
+Arrows: hub → client → follower → tree → mount (names); mount → reads → cache or fetcher → client → hub (bytes); reads
+and arrivals → ahead → fetcher (prefetch). Nothing here decides anything about data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.parse import quote
+
+from prometheus_client import CollectorRegistry
+
+from common import __version__, limits, runtime
+from common.config import Loaded
+from common.entries import Entry
+from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, NoHubYet
+from common.log import get_logger
+from common.metrics import HttpPages, TableCollector
+from common.runtime import cancel_and_wait
+from common.units import format_address, parse_address
+from spoke import control
+from spoke.ahead import Ahead
+from spoke.cache.store import Store
+from spoke.config import SpokeSettings, runtime_dir
+from spoke.fetcher import Fetcher
+from spoke.fuse.attributes import Ownership
+from spoke.fuse.device import Device, MountOptions
+from spoke.fuse.operations import Operations
+from spoke.fuse.virtual import VirtualFile
+from spoke.hub_client.client import HubClient, make_hello
+from spoke.metrics import METRICS, Counts
+from spoke.namespace.follower import Follower
+from spoke.namespace.journal import Journal
+from spoke.namespace.replica import Feed, Replica
+from spoke.namespace.siblings import Siblings
+from spoke.namespace.suspicion import Suspicion
+from spoke.namespace.tree import Invalidation
+from spoke.prefetch.chains import FileFacts
+from spoke.prefetch.planner import Planner
+from spoke.prefetch.scorecard import Scorecard
+from spoke.reads import Handle, Reads
+from spoke.warm import Warmer
+
+log = get_logger(__name__)
+
+
+class Spoke:
+    """Use :func:`run_spoke`, or ``await Spoke.start(…)``, ``await spoke.wait(stop)``, ``await spoke.close()``."""
+
+    def __init__(self, mountpoint: str, loaded: Loaded[SpokeSettings], store: Store, journal: Journal) -> None:
+        """Builds; nothing runs yet."""
+        settings = loaded.settings
+        clock, dice = runtime.now_s, Random()
+        self.mountpoint = mountpoint
+        self.loaded = loaded
+        self.started_s = runtime.now_s()
+        self.counts = Counts()
+        self.store = store
+        self.journal = journal
+        self.tree = journal.tree
+        self.replica = Replica(self.tree)
+        self.follower = Follower(self.replica, journal, self._names_changed, clock)
+        host, port = parse_address(settings.hub)
+        self.client = HubClient(
+            host,
+            port,
+            make_hello(settings.dataset, settings.identity, os.urandom(16)),
+            bulk_links=settings.links,
+            follower=self.follower,
+            clock=clock,
+            dice=dice,
+        )
+        self.siblings = Siblings(self.tree)
+        self.planner = Planner(self._next_file) if settings.prefetch else None
+        self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
+        self.ahead = Ahead(self.planner, self.counts, clock)
+        self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
+        self.ahead.attach(self.fetcher, self.client)
+        self.reads = Reads(store, self.fetcher, self.ahead, clock, read_timeout_s=settings.read_timeout)
+        self.device: Device | None = None
+        self.operations: Operations[Handle] | None = None
+        registry = CollectorRegistry()
+        registry.register(TableCollector(METRICS, self))
+        self.pages = HttpPages(registry, self.health, self.status)
+        self.control = control.ControlServer(
+            control.socket_path(runtime_dir(), mountpoint),
+            {
+                "status": self._answer_status,
+                "stop": self._answer_stop,
+                "warm": self._answer_warm,
+                "accept": self._answer_accept,
+            },
+        )
+        self._stop = asyncio.Event()
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    # --- life --------------------------------------------------------------------------------------------
+
+    @classmethod
+    async def start(cls, mountpoint: str, loaded: Loaded[SpokeSettings]) -> Spoke:
+        """Cache, names, hub, mount: in this order, so that nothing is shown that cannot be served.
+
+        Raises UsageError (cache directory, mountpoint, unknown dataset) or HeadraceError with the reason.
+        """
+        settings = loaded.settings
+        store = await asyncio.to_thread(
+            Store.open,
+            settings.cache_dir,
+            settings.cache_size or _four_fifths_of_the_disk(settings.cache_dir),
+            settings.cache_free_floor,
+            limits.CACHE_FREE_FLOOR_INODES,
+            Random(),
+            clock=runtime.now_s,
+        )
+        try:
+            journal = await Journal.open(settings.cache_dir / "names" / quote(settings.dataset, safe=""))
+        except OSError as error:
+            await store.close()
+            raise CacheDirectoryError(f"the names in {settings.cache_dir} cannot be kept: {error.strerror}") from error
+        spoke = cls(mountpoint, loaded, store, journal)
+        try:
+            await spoke._start()
+        except BaseException:
+            await spoke.close()
+            raise
+        return spoke
+
+    async def _start(self) -> None:
+        settings = self.loaded.settings
+        await self.journal.__aenter__()
+        self.follower.start()
+        self.fetcher.start()
+        self.client.start()
+        await self._get_names()
+        await self._mount()
+        await self.control.start()
+        await self.pages.start(*parse_address(settings.metrics))
+        self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
+
+    async def _get_names(self) -> None:
+        """Names from the hub if it answers; those on disk if it does not and there are some."""
+        connect_timeout_s = self.loaded.settings.connect_timeout
+        if not self.replica.usable:
+            try:
+                await self.client.first_contact(connect_timeout_s)
+            except HubUnreachable as error:
+                raise NoHubYet(f"{error}; no names are on disk yet, so there is nothing to show") from None
+            await self.follower.usable(connect_timeout_s)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(connect_timeout_s, limits.FRESH_NAMES_WAIT_S)):
+                await self.follower.until(lambda: self.replica.feed is Feed.FOLLOWING)
+        if not self.client.connected:
+            log.warning("the hub does not answer; serving the names and blocks on disk", revision=self.tree.revision)
+
+    async def _mount(self) -> None:
+        settings = self.loaded.settings
+        runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+        options = MountOptions(
+            allow_other=settings.allow_other, passthrough=settings.passthrough, cache_dir=settings.cache_dir
+        )
+        device = self.device = await Device.mount(Path(self.mountpoint), settings.dataset, runtime_dir(), options)
+        operations = self.operations = Operations(
+            self.tree,
+            self.reads,
+            device.notifier,
+            device.passthrough,
+            ownership=Ownership(settings.uid, settings.gid, settings.umask),
+            cached_fraction=self._cached_fraction,
+            virtual_files={b"status": VirtualFile(lambda: json.dumps(self.status(), indent=1).encode() + b"\n")},
+        )
+        self.store.on_whole = operations.became_whole
+        await device.serve(operations)
+
+    async def wait(self, stop: asyncio.Event) -> None:
+        """Until ``stop`` is set, somebody asked to stop, or the mount is gone. Raises if a worker of ours died."""
+        assert self.device is not None
+        ends = [
+            asyncio.create_task(stop.wait(), name="stop signal"),
+            asyncio.create_task(self._stop.wait(), name="stop command"),
+            asyncio.create_task(self.device.wait_ended(), name="mount ended"),
+        ]
+        workers = [task for task in (self._housekeeping, self.follower.task, *self.fetcher.tasks) if task is not None]
+        try:
+            done, _ = await asyncio.wait([*ends, *workers], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if task in workers:
+                    task.result()  # raises what it died of
+                    raise HeadraceError(f"the worker {task.get_name()!r} ended by itself")
+        finally:
+            await cancel_and_wait(*ends)
+
+    async def close(self) -> None:
+        """Unmount first, so that no reader hangs on a spoke that is half gone; then the rest, in reverse order."""
+        await cancel_and_wait(self._housekeeping)
+        if self.device is not None:
+            await self.device.close()
+        await self.pages.close()
+        await self.fetcher.close()
+        await self.client.close()
+        await self.follower.close()
+        await self.journal.close()
+        await self.store.close()
+        await self.control.close()
+
+    async def _keep_house(self) -> None:
+        """What is done now and then: tell the hub how we fare, and the cache which versions nobody names any more."""
+        while True:
+            await asyncio.sleep(limits.HOUSEKEEPING_INTERVAL_S)
+            usage = self.store.usage()
+            self.client.send_stats(
+                {
+                    "hits": float(self.counts.hits),
+                    "late": float(self.counts.late),
+                    "misses": float(self.counts.misses),
+                    "stall_seconds": self.counts.stall_s,
+                    "cache_used_bytes": float(usage.used_bytes),
+                    "cache_capacity_bytes": float(usage.capacity_bytes),
+                    "rtt_seconds": self.client.rtt_s or 0.0,
+                    "revision": float(self.tree.revision),
+                }
+            )
+            if self.tree.epoch % 2 == 0:
+                self.store.forget_unreferenced(self.tree.is_live)
+            await self.store.tend()
+
+    # --- between the rooms -------------------------------------------------------------------------------
+
+    def _next_file(self, path: bytes) -> FileFacts | None:
+        node = self.siblings.after(path)
+        return FileFacts(node.path(), node.entry.version, node.entry.size_bytes) if node is not None else None
+
+    def _names_changed(self, invalidations: Sequence[Invalidation]) -> None:
+        for invalidation in invalidations:
+            self.siblings.changed(invalidation)
+        if self.operations is not None:
+            self.operations.changed(invalidations)
+
+    def _cached_fraction(self, entry: Entry) -> float:
+        if entry.size_bytes == 0:
+            return 1.0
+        return self.store.present_bytes(entry.version, entry.size_bytes) / entry.size_bytes
+
+    # --- what it shows -----------------------------------------------------------------------------------
+
+    def staleness_s(self) -> float:
+        """Seconds since the hub last vouched for the names; infinite if it never did in this process life."""
+        return self.replica.staleness_s(runtime.now_s())
+
+    @property
+    def suspicious(self) -> Suspicion | None:
+        return self.replica.suspicious
+
+    def health(self) -> tuple[bool, Mapping[str, Any]]:
+        """Healthy while the mount answers; a hub that is away is a fact, not an illness of this daemon."""
+        mounted = self.device is not None and self.device.negotiated is not None
+        return mounted, {"mounted": mounted, "hub_connected": self.client.connected}
+
+    def status(self) -> Mapping[str, Any]:
+        """The facts behind ``status``; sizes in bytes, times in seconds."""
+        counts, usage, client = self.counts, self.store.usage(), self.client
+        settings = self.loaded.settings
+        staleness_s = self.staleness_s()
+        passthrough = self.device.passthrough.status() if self.device is not None else None
+        notes = list(self.device.notes) if self.device is not None else []
+        if usage.bypass is not None:
+            notes.append(f"the cache is bypassed: {usage.bypass}")
+        if self.journal.failure is not None:
+            notes.append(f"names are not kept on disk: {self.journal.failure}")
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "mountpoint": self.mountpoint,
+            "dataset": settings.dataset,
+            "uptime_s": runtime.now_s() - self.started_s,
+            "metrics": format_address(*self.pages.address) if self.pages.address is not None else None,
+            "hub": {
+                "address": settings.hub,
+                "connected": client.connected,
+                "error": str(client.last_error) if client.last_error is not None else None,
+                "rtt_s": client.rtt_s,
+                "rate_bytes_per_s": client.rate_bytes_per_s,
+                "received_bytes": client.wire_bytes_total,
+                "links": client.links(),
+            },
+            "names": {
+                "revision": self.tree.revision,
+                "entries": self.tree.entry_count,
+                "file_bytes": self.tree.file_bytes,
+                "staleness_s": staleness_s if staleness_s != float("inf") else None,
+                "suspicious": str(self.suspicious) if self.suspicious is not None else None,
+                "resyncs": self.replica.resyncs_total,
+            },
+            "cache": {
+                "directory": str(settings.cache_dir),
+                "used_bytes": usage.used_bytes,
+                "capacity_bytes": usage.capacity_bytes,
+                "files": usage.files,
+                "evicted_bytes": usage.evicted_bytes_total,
+                "corrupt_blocks": usage.corrupt_blocks_total,
+                "write_errors": usage.write_errors_total,
+                "write_backlog_bytes": self.fetcher.write_backlog_bytes,
+            },
+            "reads": {
+                "opens": counts.opens,
+                "hit": counts.hits,
+                "late": counts.late,
+                "miss": counts.misses,
+                "cache_bytes": counts.cache_read_bytes,
+                "wan_bytes": counts.wan_read_bytes,
+                "stall_s": counts.stall_s,
+                "waiting": self.reads.waiting,
+                "stale": counts.stale_reads,
+            },
+            "prefetch": {
+                "enabled": self.planner is not None,
+                "asked_bytes": counts.prefetch_asked_bytes,
+                "used_bytes": self.scorecard.used_bytes,
+                "wasted_bytes": self.scorecard.wasted_bytes,
+                "outstanding_bytes": self.fetcher.prefetch_outstanding_bytes,
+            },
+            "data_path": {
+                "passthrough": passthrough.live if passthrough is not None else False,
+                "reason": passthrough.reason if passthrough is not None else "not mounted",
+                "passthrough_opens": counts.passthrough_opens,
+                "open_files": self.reads.open_handles,
+            },
+            "notes": notes,
+            "settings": {
+                name: {"value": _plain(value), "source": self.loaded.sources[name]}
+                for name, value in settings.model_dump().items()
+            },
+        }
+
+    # --- the control socket ------------------------------------------------------------------------------
+
+    async def _answer_status(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield self.status()
+
+    async def _answer_stop(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        self._stop.set()
+        yield {"stopping": True}
+
+    async def _answer_warm(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        paths = [bytes.fromhex(path) for path in request.get("paths", [""])]
+        async with contextlib.aclosing(Warmer(self.tree, self.store, self.fetcher).run(paths)) as progress:
+            async for facts in progress:
+                yield facts
+
+    async def _answer_accept(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        suspicion = self.suspicious
+        if suspicion is None:
+            yield {"said": "the hub is not suspicious; nothing to accept"}
+            return
+        self.follower.accept()
+        yield {"said": f"accepted: {suspicion}"}
+
+
+def _four_fifths_of_the_disk(cache_dir: Path) -> int:
+    """The default capacity; the free-space floor still holds when others fill the disk. Raises CacheDirectoryError."""
+    above = next(path for path in (cache_dir, *cache_dir.absolute().parents) if path.exists())
+    try:
+        return shutil.disk_usage(above).total * 4 // 5
+    except OSError as error:
+        raise CacheDirectoryError(f"cache directory {cache_dir}: {error.strerror}") from error
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def run_spoke(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
+    """Serve one mount until SIGTERM, SIGINT, ``umount`` or a lost mount; ``on_ready`` is told once it answers."""
+    runtime.run(_serve(mountpoint, loaded, on_ready))
+
+
+async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
+    stop = asyncio.Event()
+    runtime.stop_on_signals(stop)
+    starting = asyncio.create_task(Spoke.start(mountpoint, loaded), name="start")
+    stopped = asyncio.create_task(stop.wait(), name="stop signal")
+    await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        await cancel_and_wait(starting)
+        raise HeadraceError("stopped before the mount was ready")
+    await cancel_and_wait(stopped)
+    spoke = starting.result()
+    try:
+        on_ready(f"mounted {loaded.settings.dataset} on {mountpoint}")
+        log.info("mounted", mountpoint=mountpoint, dataset=loaded.settings.dataset, hub=loaded.settings.hub)
+        await spoke.wait(stop)
+    finally:
+        await spoke.close()
+        log.info("unmounted", mountpoint=mountpoint)

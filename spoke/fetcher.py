@@ -1,0 +1,272 @@
+"""Blocks from the hub, to those who wait and into the cache: one fetch a block.
+
+Arrow: client → digest check → readers → cache. Readers get the bytes as they land, before the disk has them; a cache
+that cannot write only costs the next reader another fetch, softened by a small memory of landed flights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Protocol
+
+from common import backoff, limits
+from common.blocks import BLOCK_BYTES, BlockRange, byte_length
+from common.digest import first_mismatch
+from common.errors import CacheWriteError, CorruptData, HeadraceError, HubUnreachable, Overloaded
+from common.log import get_logger
+from common.runtime import cancel_and_wait
+from common.wire.messages import Data, Priority
+from spoke.cache.store import Store
+from spoke.hub_client.client import HubClient, Request
+from spoke.hub_client.single_flight import Flight, Flights, Landed, Want
+
+log = get_logger(__name__)
+
+
+class FetchObserver(Protocol):
+    """Who learns from arrivals: the prefetcher and the metrics."""
+
+    def arrived(self, version: bytes, blocks: BlockRange, raw_bytes: int) -> None: ...
+    def failed(self, version: bytes, blocks: BlockRange) -> None: ...
+    def corrupt_on_wire(self, version: bytes, block: int) -> None: ...
+
+
+class Fetcher:
+    """``demand`` for a reader that waits, ``prefetch`` for nobody yet; ``start()`` and ``close()`` own the writers."""
+
+    def __init__(
+        self, client: HubClient, store: Store, observer: FetchObserver, clock: Callable[[], float], dice: Random
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._observer = observer
+        self._clock = clock
+        self._dice = dice
+        self._flights = Flights()
+        self._to_write: asyncio.Queue[Flight] = asyncio.Queue()
+        self.tasks: list[asyncio.Task[None]] = []
+        self._retries: dict[Flight, asyncio.TimerHandle] = {}
+        self._kept: OrderedDict[Flight, int] = OrderedDict()
+        self._kept_bytes = 0
+        self.prefetch_outstanding_bytes = 0
+        """Asked for with nobody waiting, and not landed."""
+        self.write_backlog_bytes = 0
+        """Landed, and not yet in the cache."""
+
+    def start(self) -> None:
+        self.tasks = [
+            asyncio.create_task(self._write_landed(), name=f"cache writer {number}")
+            for number in range(limits.CACHE_WRITERS)
+        ]
+
+    async def close(self) -> None:
+        """Let what has landed reach the cache (for a bounded time), then fail who still waits."""
+        if self.tasks:
+            try:
+                async with asyncio.timeout(limits.CACHE_DRAIN_TIMEOUT_S):
+                    await self._to_write.join()
+            except TimeoutError:
+                log.warning("cache writes given up at stop", bytes=self.write_backlog_bytes)
+        await cancel_and_wait(*self.tasks)
+        for flight in self._flights:
+            self._end(flight, HubUnreachable("the spoke stops"))
+
+    async def written(self) -> None:
+        """Return once all that has landed was handed to the cache."""
+        await self._to_write.join()
+
+    # --- asking ------------------------------------------------------------------------------------------
+
+    def demand(
+        self,
+        version: bytes,
+        size_bytes: int,
+        want: Want,
+        missing: Sequence[BlockRange],
+        *,
+        priority: Priority = Priority.DEMAND,
+        deadline_s: float | None = None,
+    ) -> bool:
+        """Make ``want`` wait for the ``missing`` blocks; True if others had asked for all of them already.
+
+        Adds to ``want.missing_blocks``; ``want.done`` may be called before this returns.
+        """
+        want.missing_blocks += sum(blocks.block_count for blocks in missing)
+        joined_all = True
+        for blocks in missing:
+            joined, gaps = self._flights.plan(version, blocks)
+            for flight in joined:
+                self._join(flight, want, priority, deadline_s)
+            for gap in gaps:
+                joined_all = False
+                flight = Flight(version, size_bytes, gap, prefetched=priority is Priority.PREFETCH)
+                flight.join(want)
+                self._launch(flight, priority, deadline_s)
+        return joined_all
+
+    def prefetch(self, version: bytes, size_bytes: int, blocks: BlockRange) -> int:
+        """Ask for what is neither cached nor under way; returns the bytes asked for."""
+        asked_bytes = 0
+        for missing in self._store.missing(version, size_bytes, blocks):
+            for gap in self._flights.plan(version, missing)[1]:
+                asked_bytes += byte_length(gap, size_bytes)
+                self._launch(Flight(version, size_bytes, gap, prefetched=True), Priority.PREFETCH, None)
+        return asked_bytes
+
+    def give_up(self, want: Want) -> None:
+        """The wait is over without the bytes: withdraw what nobody else wants."""
+        flights = list(want.flights)
+        want.leave()
+        for flight in flights:
+            if not flight.wants and not flight.prefetched and flight.unlanded():
+                if flight.request is not None:
+                    self._client.cancel(flight.request)
+                self._end(flight, HubUnreachable("given up"))
+
+    def _join(self, flight: Flight, want: Want, priority: Priority, deadline_s: float | None) -> None:
+        if flight in self._kept:
+            self._kept.move_to_end(flight)
+        flight.join(want)
+        if priority is Priority.DEMAND and flight.request is not None:
+            self._client.promote(flight.request, deadline_s)
+            self._account(flight)
+
+    def _launch(self, flight: Flight, priority: Priority, deadline_s: float | None) -> None:
+        self._flights.add(flight)
+        self._submit(flight, [flight.blocks], priority, deadline_s)
+
+    def _submit(
+        self, flight: Flight, ranges: Sequence[BlockRange], priority: Priority, deadline_s: float | None
+    ) -> None:
+        flight.tries += 1
+        flight.request = Request(flight.version, ranges, priority, deadline_s, _FlightSink(self, flight))
+        self._account(flight)
+        self._client.submit(flight.request)
+
+    def _account(self, flight: Flight) -> None:
+        """Bring the flight's share of ``prefetch_outstanding_bytes`` up to date."""
+        request = flight.request
+        ahead_bytes = 0
+        if request is not None and not request.done and request.priority is Priority.PREFETCH:
+            ahead_bytes = sum(blocks.block_count for blocks in flight.unlanded()) * BLOCK_BYTES
+        self.prefetch_outstanding_bytes += ahead_bytes - flight.ahead_bytes
+        flight.ahead_bytes = ahead_bytes
+
+    # --- what comes back ---------------------------------------------------------------------------------
+
+    def landed(self, flight: Flight, data: Data) -> None:
+        payload = memoryview(data.payload)
+        bad_block: int | None = data.blocks.first_block
+        if len(payload) == byte_length(data.blocks, flight.size_bytes):
+            bad_block = first_mismatch(flight.version, data.blocks.first_block, payload, data.digests)
+        if bad_block is not None:
+            self._observer.corrupt_on_wire(flight.version, bad_block)
+            log.warning(
+                "block from the hub does not match its digest, asking again",
+                version=flight.version.hex(),
+                block=bad_block,
+                tries=flight.tries,
+            )
+            return
+        landed = Landed(data.blocks, payload, data.digests)
+        flight.landed.append(landed)
+        self._account(flight)
+        for want in list(flight.wants):
+            want.landed(landed)
+        self._observer.arrived(flight.version, data.blocks, data.raw_bytes)
+
+    def finished(self, flight: Flight) -> None:
+        unlanded = flight.unlanded()
+        if unlanded:  # wrong digests: only those blocks again
+            self._failed_once(flight, CorruptData(f"blocks {unlanded} came with wrong digests {flight.tries} times"))
+            return
+        flight.request = None
+        self._account(flight)
+        self.write_backlog_bytes += byte_length(flight.blocks, flight.size_bytes)
+        self._to_write.put_nowait(flight)
+
+    def failed(self, flight: Flight, error: HeadraceError) -> None:
+        self._failed_once(flight, error)
+
+    def _failed_once(self, flight: Flight, error: HeadraceError) -> None:
+        """Retry while somebody waits; an overloaded hub is asked for as long as the reader's own deadline allows."""
+        request = flight.request
+        out_of_tries = flight.tries >= limits.REQUEST_MAX_TRIES and not isinstance(error, Overloaded)
+        if request is None or not error.retryable or not flight.wants or out_of_tries:
+            self._end(flight, error)
+            return
+        self._account(flight)
+        delay_s = backoff.delay_s(flight.tries - 1, limits.RETRY_FIRST_S, limits.RETRY_CAP_S, self._dice)
+        self._retries[flight] = asyncio.get_running_loop().call_later(delay_s, self._resubmit, flight, request)
+
+    def _resubmit(self, flight: Flight, request: Request) -> None:
+        self._retries.pop(flight, None)
+        self._submit(flight, flight.unlanded(), request.priority, request.deadline_s)
+
+    def _end(self, flight: Flight, error: HeadraceError) -> None:
+        """The flight failed: tell who waits, forget it."""
+        retry = self._retries.pop(flight, None)
+        if retry is not None:
+            retry.cancel()
+        flight.request = None
+        self._account(flight)
+        self._flights.remove(flight)
+        for want in list(flight.wants):
+            want.fail(error)
+        self._observer.failed(flight.version, flight.blocks)
+
+    # --- into the cache ----------------------------------------------------------------------------------
+
+    async def _write_landed(self) -> None:
+        while True:
+            flight = await self._to_write.get()
+            try:
+                await self._write(flight)
+            finally:
+                self.write_backlog_bytes -= byte_length(flight.blocks, flight.size_bytes)
+                self._to_write.task_done()
+
+    async def _write(self, flight: Flight) -> None:
+        try:
+            for landed in flight.landed:
+                await self._store.write(
+                    flight.version, flight.size_bytes, landed.blocks.first_block, landed.data, landed.digests
+                )
+        except CacheWriteError:
+            self._keep(flight)  # the store has logged and counted it
+        except Exception:
+            log.exception("cache write failed unexpectedly", version=flight.version.hex())
+            self._keep(flight)
+        else:
+            self._flights.remove(flight)
+
+    def _keep(self, flight: Flight) -> None:
+        """Serve from memory for a while what the disk would not take."""
+        self._kept[flight] = byte_length(flight.blocks, flight.size_bytes)
+        self._kept_bytes += self._kept[flight]
+        while self._kept_bytes > limits.BYPASS_MEMORY_BYTES:
+            oldest, held_bytes = self._kept.popitem(last=False)
+            self._kept_bytes -= held_bytes
+            self._flights.remove(oldest)
+
+
+class _FlightSink:
+    """Ties a request to its flight."""
+
+    __slots__ = ("_fetcher", "_flight")
+
+    def __init__(self, fetcher: Fetcher, flight: Flight) -> None:
+        self._fetcher = fetcher
+        self._flight = flight
+
+    def arrived(self, request: Request, data: Data) -> None:
+        self._fetcher.landed(self._flight, data)
+
+    def finished(self, request: Request) -> None:
+        self._fetcher.finished(self._flight)
+
+    def failed(self, request: Request, error: HeadraceError) -> None:
+        self._fetcher.failed(self._flight, error)

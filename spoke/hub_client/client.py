@@ -1,0 +1,404 @@
+"""The spoke's side of the wire: keeps the links up, carries requests over them, follows the change stream.
+
+One control link carries the feed and demand reads; bulk links carry prefetch (and demand when they are freer).
+A request outlives the link it went out on: when that link dies, what has not arrived is asked for on another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from typing import Protocol
+
+from common import limits
+from common.backoff import Backoff
+from common.blocks import BLOCK_BYTES, BlockRange, subtract
+from common.errors import HeadraceError, HubUnreachable, PeerError, UsageError, from_wire
+from common.log import get_logger
+from common.runtime import cancel_and_wait
+from common.wire.connection import WIRE_VERSIONS
+from common.wire.messages import (
+    Cancel,
+    Changes,
+    Data,
+    Error,
+    Heartbeat,
+    Hello,
+    Message,
+    Priority,
+    Promote,
+    Read,
+    SnapshotPage,
+    Stats,
+    Welcome,
+)
+from spoke.hub_client.links import Link
+
+log = get_logger(__name__)
+
+FeedMessage = SnapshotPage | Changes | Heartbeat
+
+
+class Sink(Protocol):
+    """Who asked. Called on the event loop, never after ``finished`` or ``failed``."""
+
+    def arrived(self, request: Request, data: Data) -> None: ...
+    def finished(self, request: Request) -> None: ...
+    def failed(self, request: Request, error: HeadraceError) -> None: ...
+
+
+class FeedFollower(Protocol):
+    """Who keeps the replica. ``link`` is where SUBSCRIBE goes, and what can be paused when messages pile up."""
+
+    def feed_up(self, link: Link) -> None: ...
+    def feed_message(self, link: Link, message: FeedMessage) -> None: ...
+    def feed_lost(self, link: Link) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Blocks of one file version. ``remaining``: not received yet. ``deadline_s``: on the client's clock."""
+
+    version: bytes
+    ranges: Sequence[BlockRange]
+    priority: Priority
+    deadline_s: float | None
+    sink: Sink
+    remaining: list[BlockRange] = field(default_factory=list)
+    link: Link | None = None
+    request_id: int = 0
+    sent_s: float = 0.0
+    done: bool = False
+
+
+class HubClient:
+    """``start()`` begins to dial; ``submit`` may be called at any time and waits for a link."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        hello: Hello,
+        *,
+        bulk_links: int,
+        follower: FeedFollower,
+        clock: Callable[[], float],
+        dice: Random,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._hello = hello
+        self._bulk_links = bulk_links
+        self._follower = follower
+        self._clock = clock
+        self._dice = dice
+        self._links: list[Link] = []
+        self._waiting: list[tuple[int, int, Request]] = []
+        self._sequence = count()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._link_gone: dict[Link, asyncio.Event] = {}
+        self._contact: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rtt_s: float | None = None
+        self._arrivals = _RateMeter()
+        self.last_error: HeadraceError | None = None
+        self.received_bytes_total = 0
+        self.dials_total = 0
+        self._closed_links_bytes = 0
+
+    # --- life --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        roles = ["control"] + ["bulk"] * self._bulk_links
+        self._keepers = [
+            asyncio.create_task(self._keep_link(role), name=f"hub link {number} ({role})")
+            for number, role in enumerate(roles)
+        ]
+        self._keepers.append(asyncio.create_task(self._check_links(), name="hub link liveness"))
+
+    async def first_contact(self, timeout_s: float) -> None:
+        """Return once the hub has welcomed us; raises what it answered, or HubUnreachable after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._contact)
+        except TimeoutError:
+            raise HubUnreachable(
+                f"no hub within {timeout_s:g} s; the last try said: {self.last_error or 'no answer yet'}"
+            ) from None
+
+    async def close(self) -> None:
+        await cancel_and_wait(*self._keepers)
+        for link in list(self._links):
+            link.goodbye("the spoke stops")
+        error = HubUnreachable("the spoke stops")
+        while self._waiting:
+            self._fail(heapq.heappop(self._waiting)[2], error)
+
+    async def _keep_link(self, role: str) -> None:
+        """Dial, serve until the link is gone, back off, again: for ever."""
+        backoff = Backoff(limits.REDIAL_FIRST_S, limits.REDIAL_CAP_S)
+        while True:
+            link = Link(role, self._hello, self, self._clock)
+            gone = self._link_gone[link] = asyncio.Event()
+            try:
+                self.dials_total += 1
+                await link.open(self._host, self._port)
+                backoff.reset()
+                self._link_up(link)
+                await gone.wait()
+            except HeadraceError as error:
+                self._note_failure(role, error, backoff.failures)
+            finally:
+                link.close(HubUnreachable("the spoke dropped the link"))
+                self._link_gone.pop(link, None)
+            await asyncio.sleep(backoff.next_delay_s(self._dice))
+
+    def _note_failure(self, role: str, error: HeadraceError, failures: int) -> None:
+        self.last_error = error
+        if failures == 0 and role == "control":
+            log.warning("no link to the hub", hub=f"{self._host}:{self._port}", error=str(error))
+        if isinstance(error, (UsageError, PeerError)) and not error.retryable and not self._contact.done():
+            self._contact.set_exception(error)
+            self._contact.exception()  # retrieved: nobody need be waiting
+
+    async def _check_links(self) -> None:
+        while True:
+            await asyncio.sleep(limits.LINK_CHECK_INTERVAL_S)
+            now_s = self._clock()
+            for link in list(self._links):
+                link.check_alive(now_s)
+            measured = [link.rtt_s for link in self._links if link.rtt_s is not None]
+            if measured:
+                # Queues only ever add: the least of the links, eased upwards by 5 % a second when the path changes.
+                least_s = min(measured)
+                self._rtt_s = least_s if self._rtt_s is None else min(least_s, self._rtt_s * 1.05)
+            self._arrivals.tick(now_s, self.received_bytes_total)
+
+    # --- what others ask ---------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        """The control link is up (the feed flows)."""
+        return any(link.role == "control" and link.is_open for link in self._links)
+
+    @property
+    def welcome(self) -> Welcome | None:
+        return next((link.welcome for link in self._links if link.welcome is not None), None)
+
+    @property
+    def link_count(self) -> int:
+        return len(self._links)
+
+    @property
+    def rtt_s(self) -> float | None:
+        """Round trip to the hub without queues, None before the first answer."""
+        return self._rtt_s
+
+    @property
+    def wire_bytes_total(self) -> int:
+        """All bytes received from the hub: data, names, framing."""
+        return self._closed_links_bytes + sum(link.received_bytes for link in self._links)
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """The most that arrived in a second lately (0 before anything did)."""
+        return self._arrivals.best_bytes_per_s
+
+    def links(self) -> list[Mapping[str, object]]:
+        """Facts of each link, for ``status``."""
+        return [
+            {
+                "role": link.role,
+                "rtt_s": link.rtt_s,
+                "received_bytes": link.received_bytes,
+                "outstanding_bytes": link.outstanding_bytes,
+                "requests": len(link.requests),
+            }
+            for link in self._links
+        ]
+
+    def send_stats(self, values: dict[str, float]) -> None:
+        """Tell the hub what this spoke sees; nothing if no link is up."""
+        control = self._open_link("control")
+        if control is not None:
+            control.send(Stats(values))
+
+    # --- requests ----------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Send now or as soon as a link has room. Prefetch without any link fails at once: nobody waits for it."""
+        request.remaining = list(request.ranges)
+        request.done = False
+        if request.priority is Priority.PREFETCH and not self._links:
+            self._fail(request, HubUnreachable("no link to the hub"))
+            return
+        self._enqueue(request)
+        self._dispatch()
+
+    def promote(self, request: Request, deadline_s: float | None) -> None:
+        """Somebody now waits for this prefetch."""
+        if request.done or request.priority is Priority.DEMAND:
+            return
+        request.priority = Priority.DEMAND
+        request.deadline_s = deadline_s
+        if request.link is not None:
+            request.link.send(Promote(Priority.DEMAND, self._deadline_ms(request)), request.request_id)
+        else:
+            self._enqueue(request)  # the older place in the queue is skipped when it comes up
+            self._dispatch()
+
+    def cancel(self, request: Request) -> None:
+        """Withdraw; the sink hears no more of it."""
+        if request.done:
+            return
+        request.done = True
+        link = request.link
+        if link is not None:
+            self._leave_link(request)
+            link.send(Cancel(), request.request_id)
+            self._dispatch()
+
+    def _enqueue(self, request: Request) -> None:
+        heapq.heappush(self._waiting, (request.priority, next(self._sequence), request))
+
+    def _dispatch(self) -> None:
+        while self._waiting:
+            priority, _, request = self._waiting[0]
+            if request.done or request.link is not None or priority != request.priority:
+                heapq.heappop(self._waiting)
+                continue
+            link = self._choose_link(request)
+            if link is None:
+                return
+            heapq.heappop(self._waiting)
+            self._send_read(link, request)
+
+    def _choose_link(self, request: Request) -> Link | None:
+        """Demand: the control link unless a bulk link is much freer. Prefetch: the freest bulk link with room."""
+        open_links = [link for link in self._links if len(link.requests) < limits.REQUESTS_MAX_OUTSTANDING]
+        if not open_links:
+            return None
+        if request.priority is Priority.DEMAND:
+            return min(open_links, key=lambda link: (link.outstanding_bytes, link.role != "control"))
+        bulk = [link for link in open_links if link.role == "bulk"] or open_links
+        link = min(bulk, key=lambda found: found.outstanding_bytes)
+        return link if link.outstanding_bytes < limits.LINK_MAX_OUTSTANDING_BYTES else None
+
+    def _send_read(self, link: Link, request: Request) -> None:
+        request.link = link
+        request.request_id = link.new_request_id()
+        request.sent_s = self._clock()
+        link.requests[request.request_id] = request
+        link.outstanding_bytes += _byte_count(request)
+        link.send(
+            Read(request.version, tuple(request.remaining), request.priority, self._deadline_ms(request)),
+            request.request_id,
+        )
+
+    def _deadline_ms(self, request: Request) -> int:
+        if request.deadline_s is None:
+            return 0
+        return max(1, int((request.deadline_s - self._clock()) * 1000))
+
+    def _leave_link(self, request: Request) -> None:
+        link = request.link
+        if link is not None:
+            link.requests.pop(request.request_id, None)
+            link.outstanding_bytes -= _byte_count(request)
+            request.link = None
+
+    def _fail(self, request: Request, error: HeadraceError) -> None:
+        if not request.done:
+            request.done = True
+            request.sink.failed(request, error)
+
+    # --- LinkOwner ---------------------------------------------------------------------------------------
+
+    def _link_up(self, link: Link) -> None:
+        self._links.append(link)
+        self.last_error = None
+        if not self._contact.done():
+            self._contact.set_result(None)
+        if link.role == "control":
+            log.info("linked to the hub", hub=f"{self._host}:{self._port}", dataset=self._hello.dataset)
+            self._follower.feed_up(link)
+        self._dispatch()
+
+    def link_message(self, link: Link, request_id: int, message: Message) -> None:
+        if isinstance(message, (SnapshotPage, Changes, Heartbeat)):
+            self._follower.feed_message(link, message)
+            return
+        request = link.requests.get(request_id)
+        if not isinstance(request, Request):
+            return  # withdrawn meanwhile
+        if isinstance(message, Data):
+            self._take_data(link, request, message)
+        elif isinstance(message, Error):
+            self._leave_link(request)
+            self._fail(request, from_wire(message.code, message.message))
+            self._dispatch()
+
+    def _take_data(self, link: Link, request: Request, data: Data) -> None:
+        """The wire has checked that these blocks were asked for and not sent before."""
+        before_bytes = _byte_count(request)
+        request.remaining = subtract(request.remaining, data.blocks)
+        link.outstanding_bytes -= before_bytes - _byte_count(request)
+        self.received_bytes_total += data.raw_bytes
+        request.sink.arrived(request, data)
+        if data.last and not request.done:
+            self._leave_link(request)
+            request.done = True
+            request.sink.finished(request)
+        self._dispatch()
+
+    def link_closed(self, link: Link, error: HeadraceError) -> None:
+        gone = self._link_gone.get(link)
+        if gone is not None:
+            gone.set()
+        if link not in self._links:
+            return
+        self._links.remove(link)
+        self._closed_links_bytes += link.received_bytes
+        self.last_error = error
+        log.warning("link to the hub lost", link=link.role, error=str(error), requests=len(link.requests))
+        if link.role == "control":
+            self._follower.feed_lost(link)
+        stranded = [request for request in link.requests.values() if isinstance(request, Request)]
+        for request in stranded:
+            self._leave_link(request)
+            if request.priority is Priority.DEMAND or self._links:
+                self._enqueue(request)
+            else:
+                self._fail(request, error)
+        self._dispatch()
+
+    def _open_link(self, role: str) -> Link | None:
+        return next((link for link in self._links if link.role == role and link.is_open), None)
+
+
+class _RateMeter:
+    """The best one-second arrival rate, forgotten by 2 % a second so that a slower path shows within a minute."""
+
+    def __init__(self) -> None:
+        self.best_bytes_per_s = 0.0
+        self._last_s: float | None = None
+        self._last_bytes = 0
+
+    def tick(self, now_s: float, received_bytes: int) -> None:
+        if self._last_s is not None and now_s > self._last_s:
+            seen = (received_bytes - self._last_bytes) / (now_s - self._last_s)
+            self.best_bytes_per_s = max(seen, self.best_bytes_per_s * 0.98)
+        self._last_s = now_s
+        self._last_bytes = received_bytes
+
+
+def _byte_count(request: Request) -> int:
+    return sum(blocks.block_count for blocks in request.remaining) * BLOCK_BYTES
+
+
+def make_hello(dataset: str, identity: str, spoke_id: bytes) -> Hello:
+    """The HELLO this spoke sends on each of its links."""
+    return Hello(WIRE_VERSIONS, dataset, identity, spoke_id)

@@ -1,0 +1,187 @@
+"""One connection to the hub: the socket edge of the wire, its handshake, its liveness.
+
+A link owns its transport and the wire connection; what the messages mean is its owner's affair. It never
+dials again: :mod:`spoke.hub_client.client` makes a new link for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from common import limits
+from common.errors import DeadlineExceeded, HeadraceError, HubUnreachable, ProtocolError, from_wire
+from common.log import get_logger
+from common.tcp import tune
+from common.units import format_address
+from common.wire.connection import Closed, Connection, Role
+from common.wire.messages import Error, Goodbye, Hello, Message, Ping, Pong, Welcome
+
+log = get_logger(__name__)
+
+
+class LinkOwner(Protocol):
+    def link_message(self, link: Link, request_id: int, message: Message) -> None:
+        """Anything but the handshake, PING and PONG."""
+
+    def link_closed(self, link: Link, error: HeadraceError) -> None:
+        """The link is gone; called once."""
+
+
+class Link(asyncio.BufferedProtocol):
+    """``role``: ``control`` (change stream, demand) or ``bulk``; a name for logs, the hub treats them alike."""
+
+    def __init__(self, role: str, hello: Hello, owner: LinkOwner, clock: Callable[[], float]) -> None:
+        self.role = role
+        self.welcome: Welcome | None = None
+        self.rtt_s: float | None = None
+        self.received_bytes = 0
+        self.outstanding_bytes = 0
+        self.requests: dict[int, object] = {}
+        self._owner = owner
+        self._clock = clock
+        self._connection = Connection(Role.SPOKE)
+        self._hello = hello
+        self._transport: asyncio.Transport | None = None
+        self._closed = False
+        self._ready: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._last_heard_s = clock()
+        self._pings: dict[int, float] = {}
+        self._next_token = 1
+
+    # --- life --------------------------------------------------------------------------------------------
+
+    async def open(self, host: str, port: int) -> Welcome:
+        """Dial and shake hands. Raises HubUnreachable, DeadlineExceeded, or what the hub answered (UnknownDataset, …)."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(limits.DIAL_TIMEOUT_S):
+                await loop.create_connection(lambda: self, host, port)
+        except TimeoutError:
+            raise HubUnreachable(
+                f"no answer from {format_address(host, port)} within {limits.DIAL_TIMEOUT_S:g} s"
+            ) from None
+        except OSError as error:
+            raise HubUnreachable(f"cannot reach {format_address(host, port)}: {error.strerror or error}") from None
+        try:
+            async with asyncio.timeout(limits.HELLO_TIMEOUT_S):
+                return await asyncio.shield(self._ready)
+        except TimeoutError:
+            silent = DeadlineExceeded(f"{format_address(host, port)} took the connection but did not answer HELLO")
+            self.close(silent)
+            raise silent from None
+
+    @property
+    def is_open(self) -> bool:
+        return self.welcome is not None and not self._closed
+
+    def close(self, error: HeadraceError) -> None:
+        """Drop the connection at once; the owner hears of it before this returns."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # retrieved: nobody need be waiting
+        if self._transport is not None:
+            self._transport.abort()
+        self._owner.link_closed(self, error)
+
+    def goodbye(self, reason: str) -> None:
+        """Close in order, if the link is up."""
+        if self.is_open:
+            self.send(Goodbye(reason))
+            if self._transport is not None:
+                self._transport.close()
+        self.close(HubUnreachable(reason))
+
+    # --- sending -----------------------------------------------------------------------------------------
+
+    def new_request_id(self) -> int:
+        """An id that no READ of this link holds."""
+        return self._connection.new_request_id()
+
+    def send(self, message: Message, request_id: int = 0) -> None:
+        self._connection.send(message, request_id)
+        self._flush()
+
+    def pause(self) -> None:
+        """Take nothing from the socket until ``resume``: TCP then holds the hub back."""
+        if self._transport is not None and not self._closed:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._closed:
+            self._transport.resume_reading()
+
+    def _flush(self) -> None:
+        if self._transport is not None:
+            for chunk in self._connection.data_to_send():
+                self._transport.write(chunk)
+
+    def check_alive(self, now_s: float) -> None:
+        """Ping when the link has been quiet; close it when the last pings went unanswered and nothing else was heard."""
+        if not self.is_open:
+            return
+        quiet_s = now_s - self._last_heard_s
+        if self._pings and quiet_s > limits.LINK_DEAD_AFTER_S:
+            self.close(HubUnreachable(f"nothing heard from the hub for {quiet_s:.1f} s"))
+        elif len(self._pings) < limits.LINK_MAX_PINGS:
+            self._pings[self._next_token] = now_s
+            self.send(Ping(self._next_token))
+            self._next_token += 1
+
+    # --- asyncio's side ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._closed:
+            self._transport.abort()
+            return
+        tune(self._transport.get_extra_info("socket"))
+        self.send(self._hello)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._connection.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._last_heard_s = self._clock()
+        self.received_bytes += nbytes
+        try:
+            events = self._connection.buffer_updated(nbytes)
+        except ProtocolError as error:
+            log.error("the hub broke the protocol", link=self.role, error=str(error))
+            self._flush()  # the ERROR frame that tells the hub why
+            self.close(error)
+            return
+        for event in events:
+            if self._closed:
+                return
+            if isinstance(event, Closed):
+                self.close(HubUnreachable(f"the hub closed the connection: {event.reason}"))
+                return
+            self._handle(event.request_id, event.message)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.receive_eof()
+        self.close(HubUnreachable(f"connection to the hub lost: {exc or 'closed by the hub'}"))
+
+    def _handle(self, request_id: int, message: Message) -> None:
+        if isinstance(message, Welcome):
+            self.welcome = message
+            if not self._ready.done():
+                self._ready.set_result(message)
+        elif isinstance(message, Ping):
+            self.send(Pong(message.token))
+        elif isinstance(message, Pong):
+            sent_s = self._pings.pop(message.token, None)
+            if sent_s is not None:
+                self.rtt_s = self._clock() - sent_s
+        elif isinstance(message, Error) and request_id == 0:
+            self.close(from_wire(message.code, message.message))
+        elif isinstance(message, Goodbye):
+            self.close(HubUnreachable(f"the hub said goodbye: {message.reason}"))
+        else:
+            self._owner.link_message(self, request_id, message)

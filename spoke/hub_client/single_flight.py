@@ -1,0 +1,155 @@
+"""One fetch a block, however many wait: the table of what is under way. Pure bookkeeping.
+
+A flight is a run of blocks of one extent, asked for once. Whoever needs a block that is in a flight joins it; a
+landed flight stays in the table until its bytes are in the cache, so that nobody asks for them again meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, intersection, split_at_extents, subtract
+from common.errors import HeadraceError
+
+
+@dataclass(slots=True)
+class Landed:
+    """Blocks that arrived and matched their digests."""
+
+    blocks: BlockRange
+    data: memoryview
+    digests: bytes
+
+
+class Want:
+    """The bytes one reader needs, filled piece by piece from the cache and from flights.
+
+    ``buffer`` holds ``length_bytes`` from ``offset_bytes`` on (0: only the arrival matters). ``missing_blocks`` counts
+    the blocks still to come, plus one hold: until ``release_hold`` is called more blocks may be added, however many
+    have landed. ``done`` is called once, with None or what went wrong.
+    """
+
+    __slots__ = ("blocks", "buffer", "done", "flights", "missing_blocks", "offset_bytes")
+
+    def __init__(
+        self, blocks: BlockRange, offset_bytes: int, length_bytes: int, done: Callable[[HeadraceError | None], None]
+    ) -> None:
+        self.blocks = blocks
+        self.offset_bytes = offset_bytes
+        self.buffer = bytearray(length_bytes)
+        self.done = done
+        self.missing_blocks = 1
+        self.flights: set[Flight] = set()
+
+    def fill(self, first_block: int, data: memoryview) -> None:
+        """Copy what overlaps; ``data`` starts at ``first_block``."""
+        start_bytes = first_block * BLOCK_BYTES
+        from_bytes = max(start_bytes, self.offset_bytes)
+        to_bytes = min(start_bytes + len(data), self.offset_bytes + len(self.buffer))
+        if from_bytes < to_bytes:
+            self.buffer[from_bytes - self.offset_bytes : to_bytes - self.offset_bytes] = data[
+                from_bytes - start_bytes : to_bytes - start_bytes
+            ]
+
+    def landed(self, landed: Landed) -> None:
+        """Take the blocks that were waited for; the last ones end the wait."""
+        shared = intersection(self.blocks, landed.blocks)
+        if shared.block_count:
+            self.fill(landed.blocks.first_block, landed.data)
+            self._count_down(shared.block_count)
+
+    def release_hold(self) -> None:
+        """No more blocks will be added; call once."""
+        self._count_down(1)
+
+    def _count_down(self, block_count: int) -> None:
+        self.missing_blocks -= block_count
+        if self.missing_blocks == 0:
+            self.leave()
+            self.done(None)
+
+    def fail(self, error: HeadraceError) -> None:
+        self.leave()
+        self.done(error)
+
+    def leave(self) -> None:
+        """Wait no longer; the flights go on for others, and for the cache."""
+        for flight in self.flights:
+            flight.wants.discard(self)
+        self.flights.clear()
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """``wants``: who waits. ``prefetched``: it was started before anybody did. ``tries``: times it was asked for.
+
+    ``ahead_bytes``: what of it counts as prefetch under way (the owner keeps it).
+    """
+
+    version: bytes
+    size_bytes: int
+    blocks: BlockRange
+    prefetched: bool
+    wants: set[Want] = field(default_factory=set)
+    landed: list[Landed] = field(default_factory=list)
+    tries: int = 0
+    request: Any = None
+    ahead_bytes: int = 0
+
+    @property
+    def extent_index(self) -> int:
+        return self.blocks.first_block // EXTENT_BLOCKS
+
+    def join(self, want: Want) -> None:
+        """Add a reader and hand it what has landed already. The caller counted ``missing_blocks`` before."""
+        self.wants.add(want)
+        want.flights.add(self)
+        for landed in self.landed:
+            want.landed(landed)
+
+    def unlanded(self) -> list[BlockRange]:
+        """The blocks still to arrive."""
+        left = [self.blocks]
+        for landed in self.landed:
+            left = subtract(left, landed.blocks)
+        return left
+
+
+class Flights:
+    """The table: (version, extent) to the flights in it."""
+
+    def __init__(self) -> None:
+        self._by_extent: dict[tuple[bytes, int], list[Flight]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(flights) for flights in self._by_extent.values())
+
+    def __iter__(self) -> Iterator[Flight]:
+        for flights in list(self._by_extent.values()):
+            yield from list(flights)
+
+    def plan(self, version: bytes, blocks: BlockRange) -> tuple[list[Flight], list[BlockRange]]:
+        """What covers ``blocks``: the flights to join, and the gaps to ask for (cut at extents)."""
+        joined: list[Flight] = []
+        gaps: list[BlockRange] = []
+        for part in split_at_extents(blocks):
+            left = [part]
+            for flight in self._by_extent.get((version, part.first_block // EXTENT_BLOCKS), ()):
+                if intersection(flight.blocks, part).block_count:
+                    joined.append(flight)
+                    left = subtract(left, flight.blocks)
+            gaps.extend(left)
+        return joined, gaps
+
+    def add(self, flight: Flight) -> None:
+        self._by_extent.setdefault((flight.version, flight.extent_index), []).append(flight)
+
+    def remove(self, flight: Flight) -> None:
+        key = (flight.version, flight.extent_index)
+        flights = self._by_extent.get(key)
+        if flights is not None and flight in flights:
+            flights.remove(flight)
+            if not flights:
+                del self._by_extent[key]

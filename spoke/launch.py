@@ -1,0 +1,161 @@
+"""Starting and ending a spoke from the command line: in the foreground, in the background, and ``umount``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from common import limits
+from common.config import Loaded
+from common.errors import HeadraceError, UsageError
+from common.terminal import EXIT_FAILED, EXIT_USAGE
+from spoke import control
+from spoke.config import SpokeSettings, runtime_dir
+from spoke.fuse import mountpoint as mountpoints
+
+READY_FD_VARIABLE = "HEADRACE_READY_FD"
+"""Where a background spoke reports: one JSON line, ``{"ready": text}`` or ``{"error": text, "exit": code}``."""
+
+
+class StartFailed(HeadraceError):
+    """The background spoke did not come up."""
+
+
+class StartRefused(UsageError):
+    """As StartFailed, for a reason the one who started it can mend."""
+
+
+def mount_in_foreground(mountpoint: Path, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
+    """Mount and serve until SIGTERM, SIGINT or umount."""
+    ready_fd = os.environ.pop(READY_FD_VARIABLE, None)
+    try:
+        path = mountpoints.prepare(mountpoint, runtime_dir())
+        from spoke.daemon import run_spoke
+
+        run_spoke(path, loaded, lambda line: _report(ready_fd, {"ready": line}) if ready_fd else on_ready(line))
+    except HeadraceError as error:
+        if ready_fd:
+            _report(
+                ready_fd, {"error": str(error), "exit": EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED}
+            )
+        raise
+
+
+def _report(ready_fd: str, line: dict[str, object]) -> None:
+    with contextlib.suppress(OSError), os.fdopen(int(ready_fd), "w") as pipe:
+        pipe.write(json.dumps(line) + "\n")
+
+
+def mount_in_background(mountpoint: Path, loaded: Loaded[SpokeSettings], log_file: Path | None) -> None:
+    """Start this same command again, detached; return once its mount answers. Raises with its reason otherwise."""
+    path = mountpoints.prepare(mountpoint, runtime_dir())
+    runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_path = log_file or control.socket_path(runtime_dir(), path).with_suffix(".log")
+    command = [argument for argument in sys.argv[1:] if argument != "--background"]
+    read_fd, write_fd = os.pipe()
+    with os.fdopen(read_fd, "r") as reports, log_path.open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "spoke.cli", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=[write_fd],
+            env={**os.environ, READY_FD_VARIABLE: str(write_fd)},
+        )
+        os.close(write_fd)
+        try:
+            line = reports.readline()
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGTERM)
+            raise
+    if not line:
+        code = child.wait()
+        raise StartFailed(f"the spoke ended with exit code {code} before its mount answered; its log is {log_path}")
+    report = json.loads(line)
+    if "error" in report:
+        child.wait()
+        raise (StartRefused if report["exit"] == EXIT_USAGE else StartFailed)(report["error"])
+
+
+def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> None:
+    """Stop the spoke and take its mount away. Without ``force`` a mount in use is left alone, and its users are named."""
+    path = mountpoints.locate(mountpoint)
+    mounts = mountpoints.mounts_at(path)
+    if not mounts or not mounts[-1].is_ours:
+        raise UsageError(f"{path} is not a mount of Headrace")
+    if not force:
+        holders = list(_holders(path))
+        if holders:
+            raise HeadraceError(f"{path} is in use by {', '.join(holders)}; end them, or give --force")
+    minor = mounts[-1].minor
+    owner = mountpoints.read_owner(runtime_dir(), path)
+    try:
+        control.ask_once(
+            control.socket_path(runtime_dir(), path), {"command": "stop"}, timeout_s=limits.STOP_ANSWER_TIMEOUT_S
+        )
+    except HeadraceError as error:
+        if not force and owner is not None and owner.is_alive():
+            raise HeadraceError(
+                f"the spoke of {path} (process {owner.pid}) does not answer: {error}; --force ends it"
+            ) from None
+    else:
+        if owner is not None:
+            _wait_for_end(owner.pid)
+    if any(entry.minor == minor for entry in mountpoints.mounts_at(path)) and not mountpoints.detach(
+        path, minor, force=True
+    ):
+        raise HeadraceError(f"{path} could not be unmounted; see the log, or as root: umount -l {path}")
+    if force and owner is not None and owner.is_alive():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(owner.pid, signal.SIGKILL)
+    say(f"unmounted {path}")
+
+
+def _wait_for_end(pid: int) -> None:
+    """Until the process has ended, for a bounded time."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        select.select([process], [], [], limits.STOP_TIMEOUT_S)
+    finally:
+        os.close(process)
+
+
+def _holders(path: str) -> Iterator[str]:
+    """Processes with a working directory, open file or mapping below ``path``, as far as this user may look.
+
+    Reads links and maps in /proc only: the mount is not touched.
+    """
+    below = path + os.sep
+    for entry in os.listdir("/proc"):
+        if (
+            entry.isdigit()
+            and int(entry) != os.getpid()
+            and any(used == path or used.startswith(below) for used in _paths_used(entry))
+        ):
+            with contextlib.suppress(OSError):
+                yield f"{entry} ({Path('/proc', entry, 'comm').read_text().strip()})"
+
+
+def _paths_used(pid: str) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        yield os.readlink(f"/proc/{pid}/cwd")
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                yield os.readlink(f"/proc/{pid}/fd/{fd}")
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="surrogateescape") as maps:
+        for line in maps:
+            fields = line.rstrip("\n").split(None, 5)
+            if len(fields) == 6:
+                yield fields[5]

@@ -1,0 +1,208 @@
+"""What a spoke counts, and the one table of its metrics: name, kind, labels, meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.metrics import Metric
+from spoke.cache.store import Store
+from spoke.fetcher import Fetcher
+from spoke.hub_client.client import HubClient
+from spoke.namespace.suspicion import Suspicion
+from spoke.namespace.tree import Tree
+from spoke.prefetch.scorecard import Scorecard
+from spoke.reads import ReadResult, Reads
+
+
+@dataclass(slots=True)
+class Counts:
+    """Plain numbers for the hot path; bytes, seconds or counts as named."""
+
+    opens: int = 0
+    passthrough_opens: int = 0
+    hits: int = 0
+    late: int = 0
+    misses: int = 0
+    cache_read_bytes: int = 0
+    wan_read_bytes: int = 0
+    stall_s: float = 0.0
+    slow_reads: int = 0
+    stale_reads: int = 0
+    fetched_bytes: int = 0
+    prefetch_asked_bytes: int = 0
+    corrupt_on_wire: int = 0
+
+    def read(self, length_bytes: int, result: ReadResult) -> None:
+        if result == "hit":
+            self.hits += 1
+            self.cache_read_bytes += length_bytes
+        else:
+            self.wan_read_bytes += length_bytes
+            if result == "late":
+                self.late += 1
+            else:
+                self.misses += 1
+
+
+class Measured(Protocol):
+    """What the table reads; the spoke is this."""
+
+    @property
+    def counts(self) -> Counts: ...
+    @property
+    def reads(self) -> Reads: ...
+    @property
+    def client(self) -> HubClient: ...
+    @property
+    def fetcher(self) -> Fetcher: ...
+    @property
+    def store(self) -> Store: ...
+    @property
+    def tree(self) -> Tree: ...
+    @property
+    def scorecard(self) -> Scorecard: ...
+    @property
+    def suspicious(self) -> Suspicion | None: ...
+    def staleness_s(self) -> float: ...
+
+
+METRICS: tuple[Metric[Measured], ...] = (
+    Metric(
+        "headrace_spoke_read_bytes",
+        "counter",
+        "Bytes that reads at the mount were given, by where they came from. Passthrough reads are the kernel's own and not in it.",
+        lambda spoke: {("cache",): spoke.counts.cache_read_bytes, ("wan",): spoke.counts.wan_read_bytes},
+        ("source",),
+    ),
+    Metric(
+        "headrace_spoke_reads",
+        "counter",
+        "Reads at the mount: hit = no wait for the hub, late = prefetch was on its way, miss = had to be asked for.",
+        lambda spoke: {("hit",): spoke.counts.hits, ("late",): spoke.counts.late, ("miss",): spoke.counts.misses},
+        ("result",),
+    ),
+    Metric(
+        "headrace_spoke_read_stall_seconds",
+        "counter",
+        "Time readers waited for the hub, summed over readers.",
+        lambda spoke: spoke.counts.stall_s,
+    ),
+    Metric(
+        "headrace_spoke_slow_reads",
+        "counter",
+        "Reads that waited for the hub longer than 5 s.",
+        lambda spoke: spoke.counts.slow_reads,
+    ),
+    Metric(
+        "headrace_spoke_waiting_reads",
+        "gauge",
+        "Reads that wait for the hub now.",
+        lambda spoke: spoke.reads.waiting,
+    ),
+    Metric(
+        "headrace_spoke_stale_reads",
+        "counter",
+        "Reads of an open file that ended in ESTALE: it changed at the hub and its old bytes were not cached.",
+        lambda spoke: spoke.counts.stale_reads,
+    ),
+    Metric("headrace_spoke_opens", "counter", "Files opened at the mount.", lambda spoke: spoke.counts.opens),
+    Metric(
+        "headrace_spoke_passthrough_opens",
+        "counter",
+        "Opens whose reads the kernel serves from the cache file by itself.",
+        lambda spoke: spoke.counts.passthrough_opens,
+    ),
+    Metric(
+        "headrace_spoke_wan_received_bytes",
+        "counter",
+        "All bytes received from the hub: data, names, framing.",
+        lambda spoke: spoke.client.wire_bytes_total,
+    ),
+    Metric(
+        "headrace_spoke_fetched_bytes",
+        "counter",
+        "File bytes received from the hub, after decoding.",
+        lambda spoke: spoke.counts.fetched_bytes,
+    ),
+    Metric(
+        "headrace_spoke_prefetch_bytes",
+        "counter",
+        "Prefetched bytes by what became of them: used = read at the mount, wasted = evicted or given up unread.",
+        lambda spoke: {("used",): spoke.scorecard.used_bytes, ("wasted",): spoke.scorecard.wasted_bytes},
+        ("outcome",),
+    ),
+    Metric(
+        "headrace_spoke_prefetch_outstanding_bytes",
+        "gauge",
+        "Prefetch asked for and not arrived.",
+        lambda spoke: spoke.fetcher.prefetch_outstanding_bytes,
+    ),
+    Metric(
+        "headrace_spoke_corrupt_blocks",
+        "counter",
+        "Blocks that did not match their digest, by where it was seen; never handed to a reader.",
+        lambda spoke: {
+            ("cache",): spoke.store.usage().corrupt_blocks_total,
+            ("wire",): spoke.counts.corrupt_on_wire,
+        },
+        ("place",),
+    ),
+    Metric(
+        "headrace_spoke_cache_used_bytes",
+        "gauge",
+        "Bytes the cache holds.",
+        lambda spoke: spoke.store.usage().used_bytes,
+    ),
+    Metric(
+        "headrace_spoke_cache_capacity_bytes",
+        "gauge",
+        "Bytes the cache may hold now.",
+        lambda spoke: spoke.store.usage().capacity_bytes,
+    ),
+    Metric(
+        "headrace_spoke_cache_evicted_bytes",
+        "counter",
+        "Bytes evicted from the cache.",
+        lambda spoke: spoke.store.usage().evicted_bytes_total,
+    ),
+    Metric(
+        "headrace_spoke_cache_write_errors",
+        "counter",
+        "Writes the cache disk refused.",
+        lambda spoke: spoke.store.usage().write_errors_total,
+    ),
+    Metric(
+        "headrace_spoke_replica_staleness_seconds",
+        "gauge",
+        "Seconds since the hub last vouched for the names shown.",
+        lambda spoke: spoke.staleness_s(),
+    ),
+    Metric(
+        "headrace_spoke_replica_revision",
+        "gauge",
+        "Revision of the hub's change log that the names shown stand at.",
+        lambda spoke: spoke.tree.revision,
+    ),
+    Metric(
+        "headrace_spoke_replica_entries", "gauge", "Names in the mirrored tree.", lambda spoke: spoke.tree.entry_count
+    ),
+    Metric(
+        "headrace_spoke_hub_connected",
+        "gauge",
+        "1 while the control link to the hub is up.",
+        lambda spoke: float(spoke.client.connected),
+    ),
+    Metric(
+        "headrace_spoke_hub_suspicious",
+        "gauge",
+        "1 while the hub's announcement of a large loss is held back.",
+        lambda spoke: float(spoke.suspicious is not None),
+    ),
+    Metric(
+        "headrace_spoke_hub_rtt_seconds",
+        "gauge",
+        "Round trip to the hub without queues; NaN before the first.",
+        lambda spoke: spoke.client.rtt_s if spoke.client.rtt_s is not None else float("nan"),
+    ),
+)

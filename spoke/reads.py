@@ -1,0 +1,208 @@
+"""The read path: what a READ at the mount means, from cached blocks and from those the hub must send.
+
+Never a short answer, never two versions mixed: a handle names one version, and a read gives all its bytes or raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from common import limits
+from common.blocks import BLOCK_BYTES, BlockRange, byte_length, covering, subtract
+from common.errors import DeadlineExceeded, HeadraceError, StaleVersion
+from common.log import get_logger
+from common.runtime import settle
+from spoke.cache.store import BlocksMissing, Store
+from spoke.fetcher import Fetcher
+from spoke.hub_client.single_flight import Want
+from spoke.namespace.tree import Node
+
+log = get_logger(__name__)
+
+ReadResult = Literal["hit", "late", "miss"]
+"""hit: served without waiting for the hub. late: it was on its way already. miss: it had to be asked for."""
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """One open file: the version it saw at open, for all its life."""
+
+    handle_id: int
+    path: bytes
+    version: bytes
+    size_bytes: int
+    borrowed: bool = False
+
+
+class ReadObserver(Protocol):
+    """Who learns from reads: the prefetcher and the metrics."""
+
+    def opened(self, handle: Handle, task_id: int) -> None: ...
+    def closed(self, handle: Handle) -> None: ...
+    def lent(self, handle: Handle) -> None:
+        """Its reads are the kernel's own from here on."""
+
+    def read(self, handle: Handle, task_id: int, offset_bytes: int, length_bytes: int, result: ReadResult) -> None: ...
+    def stalled(self, handle: Handle, task_id: int, stall_s: float) -> None: ...
+    def slow(self, handle: Handle) -> None: ...
+    def gone(self, handle: Handle) -> None: ...
+
+
+class Reads:
+    """``read_timeout_s``: how long a read may wait for the hub before EIO; 0 waits for ever."""
+
+    def __init__(
+        self,
+        store: Store,
+        fetcher: Fetcher,
+        observer: ReadObserver,
+        clock: Callable[[], float],
+        *,
+        read_timeout_s: float,
+    ) -> None:
+        self._store = store
+        self._fetcher = fetcher
+        self._observer = observer
+        self._clock = clock
+        self._read_timeout_s = read_timeout_s
+        self._next_id = 1
+        self.waiting = 0
+        """Reads that wait for the hub now."""
+        self.open_handles = 0
+
+    def open(self, node: Node, task_id: int) -> Handle:
+        handle = Handle(self._next_id, node.path(), node.entry.version, node.entry.size_bytes)
+        self._next_id += 1
+        self.open_handles += 1
+        self._observer.opened(handle, task_id)
+        return handle
+
+    def release(self, handle: Handle) -> None:
+        self.open_handles -= 1
+        if handle.borrowed:
+            self._store.return_fd(handle.version)
+        self._observer.closed(handle)
+
+    def passthrough_fd(self, handle: Handle) -> int | None:
+        """A descriptor the kernel may read by itself, kept until ``release``; None unless all blocks are verified."""
+        if handle.size_bytes == 0 or self._store.state(handle.version, handle.size_bytes) != "verified":
+            return None
+        try:
+            fd = self._store.borrow_fd(handle.version, handle.size_bytes)
+        except BlocksMissing:  # its file cannot be opened now (descriptors): the plain path serves it
+            return None
+        handle.borrowed = True
+        self._observer.lent(handle)
+        return fd
+
+    def read_nowait(
+        self, handle: Handle, offset_bytes: int, length_bytes: int, task_id: int
+    ) -> bytes | bytearray | memoryview | None:
+        """The bytes if they are at hand; None when the disk or the hub must be waited for."""
+        length_bytes = min(length_bytes, handle.size_bytes - offset_bytes)
+        if length_bytes <= 0:
+            return b""
+        data = self._store.read_nowait(handle.version, handle.size_bytes, offset_bytes, length_bytes)
+        if data is not None:
+            self._observer.read(handle, task_id, offset_bytes, length_bytes, "hit")
+        return data
+
+    async def read(
+        self, handle: Handle, offset_bytes: int, length_bytes: int, task_id: int
+    ) -> bytes | bytearray | memoryview:
+        """All the bytes up to the version's size. Raises StaleVersion, DeadlineExceeded or what the hub answered."""
+        length_bytes = min(length_bytes, handle.size_bytes - offset_bytes)
+        if length_bytes <= 0:
+            return b""
+        blocks = covering(offset_bytes, length_bytes, handle.size_bytes)
+        missing: Sequence[BlockRange] = self._store.missing(handle.version, handle.size_bytes, blocks)
+        if not missing:
+            try:
+                data = await self._store.read(handle.version, handle.size_bytes, offset_bytes, length_bytes)
+            except BlocksMissing as absent:
+                missing = absent.ranges
+            else:
+                self._observer.read(handle, task_id, offset_bytes, length_bytes, "hit")
+                return data
+        return await self._read_missing(handle, blocks, offset_bytes, length_bytes, missing, task_id)
+
+    async def _read_missing(
+        self,
+        handle: Handle,
+        blocks: BlockRange,
+        offset_bytes: int,
+        length_bytes: int,
+        missing: Sequence[BlockRange],
+        task_id: int,
+    ) -> bytearray:
+        started_s = self._clock()
+        deadline_s = started_s + self._read_timeout_s if self._read_timeout_s else None
+        arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        want = Want(blocks, offset_bytes, length_bytes, lambda error: settle(arrival, error))
+        self.waiting += 1
+        slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self._warn_slow, handle, offset_bytes)
+        try:
+            late = self._fetcher.demand(handle.version, handle.size_bytes, want, missing, deadline_s=deadline_s)
+            result: ReadResult = "hit" if want.missing_blocks == 1 else "late" if late else "miss"
+            self._observer.read(handle, task_id, offset_bytes, length_bytes, result)
+            async with asyncio.timeout(self._read_timeout_s or None):
+                await self._fill_from_cache(handle, want, missing, deadline_s)
+                want.release_hold()
+                await arrival
+        except TimeoutError:
+            error = DeadlineExceeded(f"no data from the hub within the read timeout of {self._read_timeout_s:g} s")
+            self._log_failure(handle, offset_bytes, error)
+            raise error from None
+        except HeadraceError as error:
+            self._log_failure(handle, offset_bytes, error)
+            raise
+        finally:
+            slow.cancel()
+            self.waiting -= 1
+            self._fetcher.give_up(want)
+            self._observer.stalled(handle, task_id, self._clock() - started_s)
+        self._store.touch(handle.version, handle.size_bytes, offset_bytes, length_bytes)
+        return want.buffer
+
+    async def _fill_from_cache(
+        self, handle: Handle, want: Want, missing: Sequence[BlockRange], deadline_s: float | None
+    ) -> None:
+        """The blocks of the read that need not be fetched; those that turn out to be gone are fetched after all."""
+        present = [want.blocks]
+        for absent in missing:
+            present = subtract(present, absent)
+        for part in present:
+            start_bytes = part.first_block * BLOCK_BYTES
+            try:
+                data = await self._store.read(
+                    handle.version, handle.size_bytes, start_bytes, byte_length(part, handle.size_bytes)
+                )
+            except BlocksMissing as absent_now:
+                # Read the part again from the hub as a whole: simpler than piecing it together, and rare.
+                log.debug("blocks left the cache during a read", blocks=absent_now.ranges)
+                self._fetcher.demand(handle.version, handle.size_bytes, want, [part], deadline_s=deadline_s)
+            else:
+                want.fill(part.first_block, memoryview(data))
+
+    def _warn_slow(self, handle: Handle, offset_bytes: int) -> None:
+        log.warning(
+            "a read waits for the hub", path=handle.path, offset_bytes=offset_bytes, waited_s=limits.SLOW_READ_AFTER_S
+        )
+        self._observer.slow(handle)
+
+    def _log_failure(self, handle: Handle, offset_bytes: int, error: HeadraceError) -> None:
+        if isinstance(error, StaleVersion):
+            self._observer.gone(handle)
+            log.warning(
+                "an open file changed at the hub and its old bytes are not cached; the reader gets ESTALE, a new open gets the new file",
+                path=handle.path,
+                version=handle.version.hex(),
+                offset_bytes=offset_bytes,
+            )
+        else:
+            log.error(
+                "a read failed", path=handle.path, offset_bytes=offset_bytes, error=str(error), code=error.wire_code
+            )

@@ -1,0 +1,42 @@
+"""How ``status`` reads at a terminal; the facts themselves come from the running spoke as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.units import format_rate, format_size
+
+
+def render(facts: Mapping[str, Any]) -> str:
+    """Facts as :meth:`spoke.daemon.Spoke.status` gives them, to some twenty lines."""
+    hub, names, cache = facts["hub"], facts["names"], facts["cache"]
+    reads, prefetch, path = facts["reads"], facts["prefetch"], facts["data_path"]
+    rtt = "?" if hub["rtt_s"] is None else f"{hub['rtt_s'] * 1000:.1f} ms"
+    stale = "never heard" if names["staleness_s"] is None else f"{names['staleness_s']:.1f} s ago"
+    total_reads = reads["hit"] + reads["late"] + reads["miss"]
+    hit_rate = f"{100 * reads['hit'] / total_reads:.1f} %" if total_reads else "no reads yet"
+    lines = [
+        f"{facts['mountpoint']}  {facts['dataset']} from {hub['address']}  (spoke {facts['version']}, pid {facts['pid']}, "
+        f"up {facts['uptime_s']:.0f} s)",
+        f"  hub        {'linked' if hub['connected'] else 'NOT LINKED: ' + str(hub['error'])}, {len(hub['links'])} links, "
+        f"round trip {rtt}, best rate {format_rate(hub['rate_bytes_per_s'])}",
+        f"  names      {names['entries']} names, {format_size(names['file_bytes'])}, revision {names['revision']}, "
+        f"confirmed {stale}",
+        f"  cache      {format_size(cache['used_bytes'])} of {format_size(cache['capacity_bytes'])} in {cache['directory']}, "
+        f"{format_size(cache['evicted_bytes'])} evicted, {cache['corrupt_blocks']} corrupt blocks",
+        f"  reads      {total_reads} ({hit_rate} without waiting), {reads['stall_s']:.1f} s waited for the hub, "
+        f"{reads['waiting']} waiting now",
+        f"  data path  {'passthrough' if path['passthrough'] else 'plain: ' + path['reason']}, "
+        f"{path['passthrough_opens']} of {reads['opens']} opens by the kernel itself",
+        f"  prefetch   {format_size(prefetch['asked_bytes'])} asked, {format_size(prefetch['used_bytes'])} used, "
+        f"{format_size(prefetch['wasted_bytes'])} wasted, {format_size(prefetch['outstanding_bytes'])} on the way",
+        f"  WAN        {format_size(hub['received_bytes'])} received",
+    ]
+    if names["suspicious"]:
+        lines.append(f"  SUSPICIOUS {names['suspicious']}; if it is real: headrace-spoke accept {facts['mountpoint']}")
+    lines.extend(f"  NOTE       {note}" for note in facts["notes"])
+    chosen = [f"{name}={entry['value']} ({entry['source']})" for name, entry in facts["settings"].items()
+              if entry["source"] != "default"]  # fmt: skip
+    lines.append(f"  settings   {', '.join(chosen) if chosen else 'all default'}")
+    return "\n".join(lines)

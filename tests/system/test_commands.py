@@ -1,0 +1,206 @@
+"""What people type: wrong use is answered with exit code 2 and one clear line; right use does what it says."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.system.pair import Pair, Spoke, is_running, run
+
+pytestmark = pytest.mark.mount
+
+
+def mount(pair: Pair, mountpoint: Path, *extra: str, hub: str = "127.0.0.1:1", cache: Path | None = None):
+    return run(
+        "spoke.cli", "mount", str(mountpoint), "--hub", hub, "--dataset", "data", "--cache-dir",
+        str(cache or pair.work_dir / "cache"), "--metrics", "127.0.0.1:0", *extra,
+    )  # fmt: skip
+
+
+def refused(answer: subprocess.CompletedProcess[str], *said: str) -> None:
+    assert answer.returncode == 2, answer.stderr
+    for text in said:
+        assert text in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_mountpoints_that_cannot_be(pair: Pair) -> None:
+    (pair.work_dir / "full").mkdir()
+    (pair.work_dir / "full" / "a").touch()
+    refused(mount(pair, pair.work_dir / "none"), "does not exist", "mkdir -p")
+    refused(mount(pair, pair.work_dir / "full"), "not empty", "'a'")
+    refused(mount(pair, pair.work_dir / "full" / "a"), "not a directory")
+
+
+def test_quantities_that_cannot_be(pair: Pair) -> None:
+    mountpoint = pair.work_dir / "mnt"
+    mountpoint.mkdir()
+    refused(mount(pair, mountpoint, "--cache-size", "10pigs"), "cache-size", "'10pigs' is not a size", "100GiB")
+    refused(mount(pair, mountpoint, "--read-timeout", "soon"), "read-timeout", "is not a duration", "300s")
+    refused(mount(pair, mountpoint, "--cache-size", "1MiB"), "1048576 bytes", "at least 16777216")
+    refused(mount(pair, mountpoint, hub="nowhere:port"), "hub", "is not an address")
+    refused(
+        run("hub.cli", "serve", "--dataset", f"data={pair.data}", "--rate-limit", "10pigs"), "'10pigs' is not a rate", "10gbit"
+    )
+    refused(run("hub.cli", "serve", "--dataset", "data"), "not NAME=DIR")
+    refused(run("hub.cli", "serve"), "dataset is not set", "HEADRACE_DATASET")
+
+
+def test_cache_directories_that_cannot_be(pair: Pair) -> None:
+    mountpoint, foreign = pair.work_dir / "mnt", pair.work_dir / "foreign"
+    mountpoint.mkdir()
+    foreign.mkdir()
+    (foreign / "photo.jpg").touch()
+    refused(mount(pair, mountpoint, cache=foreign), "not ours", "photo.jpg")
+    assert (foreign / "photo.jpg").exists()
+    refused(mount(pair, mountpoint, cache=Path("/proc/none")), "cannot be used")
+
+
+def test_an_unknown_dataset_and_a_hub_that_is_not_there(pair: Pair) -> None:
+    hub = pair.hub()
+    mountpoint = pair.work_dir / "mnt"
+    mountpoint.mkdir()
+    refused(mount(pair, mountpoint, "--dataset", "nope", hub=hub.address), "no dataset 'nope'", "served: data")
+    started_s = time.monotonic()
+    refused(mount(pair, mountpoint, "--connect-timeout", "1s"), "no hub within 1 s", "refused", "no names are on disk")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        refused(mount(pair, mountpoint, "--connect-timeout", "1s", hub=address), "no hub within 1 s")
+    assert time.monotonic() - started_s < 20
+    refused(mount(pair, mountpoint, "--dataset", "nope", "--background", hub=hub.address), "no dataset 'nope'")
+
+
+def test_two_spokes_on_one_cache_or_one_mountpoint(pair: Pair) -> None:
+    hub = pair.hub()
+    spoke = pair.spoke(hub.address)
+    other = pair.work_dir / "other"
+    other.mkdir()
+    refused(mount(pair, other, hub=hub.address), "in use by another spoke")
+    refused(
+        mount(pair, spoke.mountpoint, hub=hub.address, cache=pair.work_dir / "cache2"),
+        "already mounted", str(spoke.popen.pid), "headrace-spoke umount",
+    )  # fmt: skip
+
+
+def test_two_hubs_on_one_state_directory_or_one_port(pair: Pair) -> None:
+    hub = pair.hub()
+    common = ["serve", "--dataset", f"data={pair.data}", "--metrics", "127.0.0.1:0"]
+    refused(
+        run("hub.cli", *common, "--listen", "127.0.0.1:0", "--state-dir", str(pair.work_dir / "hub-state")),
+        "in use by another hub",
+    )
+    refused(
+        run("hub.cli", *common, "--listen", hub.address, "--state-dir", str(pair.work_dir / "other-state")),
+        f"cannot listen on {hub.address}: Address already in use",
+    )
+    refused(
+        run("hub.cli", "serve", "--dataset", "data=/nonexistent", "--state-dir", str(pair.work_dir / "other-state")),
+        "cannot open /nonexistent",
+    )
+
+
+def test_background_returns_with_a_mount_that_answers_and_umount_ends_it(pair: Pair) -> None:
+    (pair.data / "a").write_bytes(b"hello")
+    hub = pair.hub()
+    mountpoint = pair.work_dir / "mnt"
+    mountpoint.mkdir()
+    try:
+        answer = mount(pair, mountpoint, "--background", hub=hub.address)
+        assert answer.returncode == 0, answer.stderr
+        assert (mountpoint / "a").read_bytes() == b"hello"
+        facts = json.loads(run("spoke.cli", "status", str(mountpoint), "--json").stdout)
+        assert facts["hub"]["connected"] is True
+        assert facts["settings"]["hub"] == {"value": hub.address, "source": "flag"}
+        assert facts["settings"]["read_timeout"] == {"value": 300.0, "source": "default"}
+        readable = run("spoke.cli", "status", str(mountpoint))
+        assert readable.returncode == 0
+        assert "linked" in readable.stdout
+        with (mountpoint / "a").open():
+            held = run("spoke.cli", "umount", str(mountpoint))
+            assert held.returncode == 1
+            assert str(os.getpid()) in held.stderr
+        ended = run("spoke.cli", "umount", str(mountpoint))
+        assert (ended.returncode, ended.stdout) == (0, f"unmounted {mountpoint}\n")
+        assert list(mountpoint.iterdir()) == []
+        assert not is_running(facts["pid"])
+        refused(run("spoke.cli", "umount", str(mountpoint)), "not a mount of Headrace")
+        refused(run("spoke.cli", "status", str(mountpoint)), "no spoke")
+    finally:
+        run("spoke.cli", "umount", str(mountpoint), "--force")
+
+
+def test_umount_force_ends_a_mount_in_use_and_a_spoke_that_does_not_answer(pair: Pair) -> None:
+    (pair.data / "a").write_bytes(b"hello")
+    spoke = pair.spoke(pair.hub().address)
+    with (spoke.mountpoint / "a").open():
+        spoke.popen.send_signal(signal.SIGSTOP)
+        held = run("spoke.cli", "umount", str(spoke.mountpoint))
+        assert held.returncode == 1
+        forced = run("spoke.cli", "umount", str(spoke.mountpoint), "--force")
+        assert forced.returncode == 0, forced.stderr
+    assert not os.path.ismount(spoke.mountpoint)
+    assert spoke.popen.wait(10) == -signal.SIGKILL
+
+
+def test_warm_brings_whole_verified_files_and_says_what_cannot_be(pair: Pair) -> None:
+    (pair.data / "sub").mkdir()
+    for number in range(50):
+        (pair.data / "sub" / f"{number}").write_bytes(os.urandom(5000 + number))
+    (pair.data / "big").write_bytes(os.urandom(40 << 20))
+    hub = pair.hub()
+    spoke = pair.spoke(hub.address)
+    assert run("spoke.cli", "warm", str(spoke.mountpoint), "sub").returncode == 0
+    assert 50 * 5000 < spoke.status()["cache"]["used_bytes"] < 5 << 20
+    warmed = run("spoke.cli", "warm", str(spoke.mountpoint))
+    assert warmed.returncode == 0, warmed.stderr
+    assert "51 files" in warmed.stdout
+    refused(run("spoke.cli", "warm", str(spoke.mountpoint), "nosuch"), "'nosuch' is not in the dataset")
+    refused(run("spoke.cli", "warm", str(spoke.mountpoint), "/etc/passwd"), "not below the mountpoint")
+    hub.terminate()
+    assert (spoke.mountpoint / "big").read_bytes() == (pair.data / "big").read_bytes()
+    again = run("spoke.cli", "warm", str(spoke.mountpoint), str(spoke.mountpoint / "sub"))
+    assert again.returncode == 0, "all is here, so no hub is needed"
+
+
+def test_warm_refuses_what_does_not_fit(pair: Pair) -> None:
+    (pair.data / "big").write_bytes(os.urandom(40 << 20))
+    spoke = pair.spoke(pair.hub().address, extra=["--cache-size", "20MiB"])
+    refused(run("spoke.cli", "warm", str(spoke.mountpoint)), "41943040 bytes would have to be cached", "--cache-size")
+
+
+def test_metrics_and_health_of_both(pair: Pair) -> None:
+    (pair.data / "a").write_bytes(os.urandom(1 << 20))
+    hub = pair.hub()
+    spoke = Spoke(pair.work_dir / "mnt", hub.address, pair.work_dir / "cache", extra=["--metrics", "127.0.0.1:0"])
+    try:
+        spoke.ready()
+        assert len((spoke.mountpoint / "a").read_bytes()) == 1 << 20
+        metrics_line = next(line for line in spoke.log().splitlines() if '"event": "metrics"' in line)
+        address = json.loads(metrics_line)["address"]
+        for where, names in {
+            hub.metrics: ["headrace_hub_sent_bytes_total", "headrace_hub_revision"],
+            address: [
+                'headrace_spoke_read_bytes_total{source="cache"}', 'headrace_spoke_read_bytes_total{source="wan"}',
+                'headrace_spoke_reads_total{result="hit"}', 'headrace_spoke_reads_total{result="late"}',
+                'headrace_spoke_reads_total{result="miss"}', "headrace_spoke_read_stall_seconds_total",
+                "headrace_spoke_wan_received_bytes_total", 'headrace_spoke_prefetch_bytes_total{outcome="used"}',
+                'headrace_spoke_prefetch_bytes_total{outcome="wasted"}', "headrace_spoke_corrupt_blocks_total",
+                "headrace_spoke_replica_staleness_seconds", "headrace_spoke_hub_connected 1.0",
+            ],
+        }.items():  # fmt: skip
+            with urllib.request.urlopen(f"http://{where}/metrics", timeout=10) as response:
+                text = response.read().decode()
+            assert [name for name in names if name not in text] == []
+            with urllib.request.urlopen(f"http://{where}/healthz", timeout=10) as response:
+                assert response.status == 200
+        status = run("hub.cli", "status", "--metrics", hub.metrics)
+        assert "data:" in status.stdout
+        assert "spoke" in status.stdout
+    finally:
+        spoke.clean_up()

@@ -1,0 +1,84 @@
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import HeadraceError, UsageError
+from spoke.control import ControlError, ControlRefused, ControlServer, NotMounted, ask, ask_once, socket_path
+
+
+async def count(request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+    for number in range(request["to"]):
+        yield {"number": number}
+
+
+async def misuse(_request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+    raise UsageError("no such path")
+    yield {}
+
+
+async def crash(_request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+    yield {}
+    raise ZeroDivisionError
+
+
+async def silent(_request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+    await asyncio.Event().wait()
+    yield {}
+
+
+@pytest.fixture
+async def server(tmp_path: Path):
+    server = ControlServer(tmp_path / "s.sock", {"count": count, "misuse": misuse, "crash": crash, "silent": silent})
+    await server.start()
+    yield tmp_path / "s.sock"
+    await server.close()
+
+
+async def test_progress_comes_before_the_result(server: Path) -> None:
+    answers = await asyncio.to_thread(lambda: list(ask(server, {"command": "count", "to": 3})))
+    assert answers == [("progress", {"number": 0}), ("progress", {"number": 1}), ("result", {"number": 2})]
+
+
+async def test_errors_tell_misuse_from_failure(server: Path) -> None:
+    with pytest.raises(ControlRefused, match="no such path"):
+        await asyncio.to_thread(ask_once, server, {"command": "misuse"})
+    with pytest.raises(ControlError, match="ZeroDivisionError"):
+        await asyncio.to_thread(ask_once, server, {"command": "crash"})
+    with pytest.raises(ControlRefused, match=r"unknown command 'x'.*count, crash"):
+        await asyncio.to_thread(ask_once, server, {"command": "x"})
+
+
+async def test_silence_is_bounded_and_a_closing_server_does_not_wait_for_it(server: Path) -> None:
+    with pytest.raises(HeadraceError, match="did not answer within"):
+        await asyncio.to_thread(ask_once, server, {"command": "silent"}, timeout_s=0.2)
+
+
+async def test_only_the_owner_may_connect(server: Path) -> None:
+    assert stat.S_IMODE(os.stat(server).st_mode) == 0o600
+
+
+async def test_rubbish_ends_the_connection_only(server: Path) -> None:
+    for rubbish in (b"\xff\n", b"[]\n", b"{" * 100 + b"\n", b"x" * (3 << 20)):
+        reader, writer = await asyncio.open_unix_connection(os.fspath(server))
+        writer.write(rubbish)
+        with contextlib.suppress(ConnectionResetError):  # what was not read of an overlong line
+            assert b"unknown command" in await reader.read()
+        writer.close()
+    assert await asyncio.to_thread(ask_once, server, {"command": "count", "to": 1}) == {"number": 0}
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    with pytest.raises(NotMounted, match="no spoke"):
+        ask_once(tmp_path / "none.sock", {"command": "status"})
+
+
+def test_a_socket_path_fits_however_long_the_mountpoint_is() -> None:
+    paths = {socket_path(Path("/run/headrace"), name) for name in ("/mnt/a", "/mnt/b", "/" + "x" * 3000)}
+    assert len(paths) == 3
+    assert all(len(os.fspath(path)) < 107 for path in paths)
