@@ -353,7 +353,7 @@ PREFETCH_ACTIVE_MAX_STREAMS = 1024
 
 PREFETCH_WASTE_ALLOWANCE_BYTES = 8 * 1024 * 1024
 PREFETCH_WASTE_SHARE = 0.04
-"""Prefetched and unread, in a file and in all: up to the allowance and this share of what was read. Past it only long runs count as streams."""
+"""Prefetched and unread, in a file and in all: the allowance and this share of what was read. Past it only long runs are streams."""
 
 PREFETCH_DISTRUST_MAX_BYTES = 64 * 1024 * 1024
 """Waste beyond what is forgiven that is held against a file, or all: after 1.6 GB more of reads it gets another try. Forgotten."""

@@ -1,0 +1,339 @@
+"""Which extent goes next: plain data and dice, no file, no clock.
+
+Never least-recently-used: a cyclic epoch larger than the cache would hit nothing. Every extent has a fixed
+pseudo-random rank; the lowest rank goes first, so that a cyclic scan, or a reshuffled one, keeps the same subset
+and hits about capacity / data. What nobody uses any more must still leave: an extent not used for longer than
+``stale_after`` goes before all others, oldest first. That age is at least 2 x capacity of traffic, and more when
+uses are observed to lie further apart than that (``ReuseDistances``), else data = 4 x capacity would age out its
+own kept subset. Extents used a moment ago are spared (the rest of the extent is about to be read), and so are
+extents fetched ahead and not yet read, up to half the capacity.
+
+Time is traffic: the larger of bytes read and bytes written so far, in ticks of one extent (1 MiB).
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from random import Random
+
+from common.blocks import EXTENT_BYTES
+from common.digest import version_seed
+from common.limits import CACHE_EVICT_SAMPLE, CACHE_GHOSTS_MAX, CACHE_WANTED_MAX
+
+_TICK_SHIFT = EXTENT_BYTES.bit_length() - 1
+_MASK_32 = (1 << 32) - 1
+_MASK_64 = (1 << 64) - 1
+_NOWHERE = _MASK_32  # position of an extent that is not in the pool
+_STALE_CAPACITIES = 2.0
+_YOUNG_SHARE = 32  # 1/32 of the capacity was used "a moment ago"
+_PROTECTED_SHARE = 2  # 1/2 of the capacity may be fetched ahead
+_SAMPLE_ROUNDS = 8
+_CANDIDATES_MAX = (
+    64  # the lowest ranks found so far outlive one decision: a sample of 32 then chooses like one of thousands
+)
+_FRESH_MAX = 8192
+_BARREN_SHARE = 256  # after a search of everything in vain: the traffic, as a share of the capacity, until the next
+_FRESH_PER_CHOICE = 8
+
+
+def extent_rank(seed: int, extent: int) -> int:
+    """The fixed rank of an extent, uniform over 64 bits (the finalizer of splitmix64 over seed and index)."""
+    mixed = (seed + (extent + 1) * 0x9E3779B97F4A7C15) & _MASK_64
+    mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & _MASK_64
+    mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & _MASK_64
+    return mixed ^ mixed >> 31
+
+
+class FileExtents:
+    """What eviction knows of one file. ``busy``: extents with a write or a punch under way; ``pins``: reasons to keep the file."""
+
+    __slots__ = ("busy", "pins", "places", "seed", "ticks", "unread", "version")
+
+    def __init__(self, version: bytes, extent_count: int) -> None:
+        self.version = version
+        self.seed = version_seed(version)
+        self.ticks = array("I", bytes(4 * extent_count))
+        self.places = array("I", [_NOWHERE]) * extent_count
+        self.unread = bytearray(extent_count)
+        self.busy: dict[int, int] = {}
+        self.pins = 0
+
+    def hold(self, extent: int) -> None:
+        self.busy[extent] = self.busy.get(extent, 0) + 1
+
+    def let_go(self, extent: int) -> None:
+        left = self.busy[extent] - 1
+        if left:
+            self.busy[extent] = left
+        else:
+            del self.busy[extent]
+
+
+class ReuseDistances:
+    """A fading histogram of how much traffic lies between two uses of an extent; first uses count as "never"."""
+
+    _PER_OCTAVE = 4
+    _RARE_SHARE = 0.05
+    _MARGIN = 1.25
+    _FEWEST = 8.0
+
+    def __init__(self) -> None:
+        self._weights = [0.0] * (32 * self._PER_OCTAVE + 1)
+        self._total = 0.0
+        self._faded_at_tick = 0
+
+    def seen(self, distance_ticks: int | None) -> None:
+        """One use, ``distance_ticks`` after the one before it (None: the first ever)."""
+        self._total += 1.0
+        if distance_ticks is not None:
+            self._weights[int(math.log2(distance_ticks) * self._PER_OCTAVE)] += 1.0
+
+    def fade(self, now_tick: int, capacity_ticks: int) -> None:
+        """Halve what was seen for every quarter of the capacity that passed."""
+        halvings = (now_tick - self._faded_at_tick) * 4 // max(4, capacity_ticks)
+        if halvings > 0:
+            self._faded_at_tick = now_tick
+            factor = 0.5 ** min(halvings, 64)
+            self._weights = [weight * factor for weight in self._weights]
+            self._total *= factor
+
+    def longest_ticks(self) -> float:
+        """A distance that all but a rare share of the uses stay below (0 while too little was seen), with a margin."""
+        if self._total < self._FEWEST:
+            return 0.0
+        beyond = 0.0
+        for position in range(len(self._weights) - 1, -1, -1):
+            beyond += self._weights[position]
+            if beyond >= self._RARE_SHARE * self._total:
+                return self._MARGIN * math.exp2((position + 1) / self._PER_OCTAVE)
+        return 0.0
+
+
+class _Ghosts:
+    """When evicted extents were last used, by rank; a sample of them once there are many."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, int] = {}
+        self._mask = 0
+
+    def add(self, rank: int, tick: int) -> None:
+        if rank & self._mask:
+            return
+        self._ticks[rank] = tick
+        if len(self._ticks) > CACHE_GHOSTS_MAX:
+            self._mask = self._mask * 2 + 1
+            self._ticks = {kept: when for kept, when in self._ticks.items() if not kept & self._mask}
+
+    def samples(self, rank: int) -> bool:
+        """Whether an extent of this rank would be remembered at all (else its absence says nothing)."""
+        return not rank & self._mask
+
+    def pop(self, rank: int) -> int | None:
+        return self._ticks.pop(rank, None)
+
+
+class EvictionPolicy:
+    """All cached extents, what is known of their use, and the choice of the next victim."""
+
+    def __init__(self, dice: Random, capacity_bytes: int) -> None:
+        self._dice = dice
+        self._pool_files: list[FileExtents] = []
+        self._pool_extents = array("I")
+        self._reuse = ReuseDistances()
+        self._ghosts = _Ghosts()
+        self._fresh: deque[tuple[FileExtents, int]] = deque(maxlen=_FRESH_MAX)
+        self._candidates: list[tuple[FileExtents, int]] = []  # lowest rank first
+        self._candidate_ranks: list[int] = []
+        self._wanted: OrderedDict[tuple[bytes, int], None] = OrderedDict()
+        self._read_bytes = EXTENT_BYTES  # so that tick 0 means "never"
+        self._written_bytes = EXTENT_BYTES
+        self._protected_count = 0
+        self._barren_until_tick = 0
+        self._young_ticks = 1
+        self._capacity_ticks = 1
+        self.set_capacity(capacity_bytes)
+
+    def __len__(self) -> int:
+        """Extents in the cache."""
+        return len(self._pool_extents)
+
+    @property
+    def now_tick(self) -> int:
+        return max(self._read_bytes, self._written_bytes) >> _TICK_SHIFT
+
+    def set_capacity(self, capacity_bytes: int) -> None:
+        """The capacity as it is now: ages are counted in it."""
+        self._capacity_ticks = max(1, capacity_bytes >> _TICK_SHIFT)
+        self._young_ticks = max(1, self._capacity_ticks // _YOUNG_SHARE)
+
+    def restored(self, file: FileExtents, extent: int) -> None:
+        """The extent was found on disk: as if last used when the cache was opened."""
+        file.ticks[extent] = 1
+        self._enter(file, extent)
+
+    def wrote(self, file: FileExtents, extent: int, length_bytes: int) -> None:
+        """Bytes of the extent arrived in the cache: fetched ahead, unless somebody wanted it (``want``) before."""
+        self._written_bytes += length_bytes
+        now = self.now_tick
+        if file.places[extent] == _NOWHERE:
+            self._enter(file, extent)
+            self._fresh.append((file, extent))
+            rank = extent_rank(file.seed, extent)
+            if self._ghosts.samples(rank):
+                last = self._ghosts.pop(rank)
+                self._reuse.seen(None if last is None else max(1, now - last))
+        file.ticks[extent] = now & _MASK_32
+        if (file.version, extent) in self._wanted:
+            del self._wanted[file.version, extent]
+            self._set_read(file, extent)
+        elif not file.unread[extent] and self._protected_count < self._capacity_ticks // _PROTECTED_SHARE:
+            file.unread[extent] = 1
+            self._protected_count += 1
+
+    def want(self, version: bytes, first_extent: int, end_extent: int) -> None:
+        """A reader needed these extents and did not find them whole: when they arrive they count as read."""
+        for extent in range(first_extent, end_extent):
+            self._wanted[version, extent] = None
+            if len(self._wanted) > CACHE_WANTED_MAX:
+                self._wanted.popitem(last=False)
+
+    def touch(self, file: FileExtents, first_extent: int, end_extent: int, length_bytes: int) -> None:
+        """A reader got ``length_bytes`` out of these extents."""
+        self._read_bytes += length_bytes
+        now = max(self._read_bytes, self._written_bytes) >> _TICK_SHIFT & _MASK_32
+        ticks, unread = file.ticks, file.unread
+        for extent in range(first_extent, end_extent):
+            if unread[extent]:
+                self._set_read(file, extent)
+            last = ticks[extent]
+            if last != now:
+                ticks[extent] = now
+                if (now - last & _MASK_32) > self._young_ticks and last:
+                    self._reuse.seen(now - last & _MASK_32)
+
+    def gone(self, file: FileExtents, extent: int) -> None:
+        """The last block of the extent left the cache."""
+        place = file.places[extent]
+        if place == _NOWHERE:
+            return
+        self._ghosts.add(extent_rank(file.seed, extent), file.ticks[extent])
+        self._set_read(file, extent)
+        last_file, last_extent = self._pool_files.pop(), self._pool_extents.pop()
+        if place < len(self._pool_extents):
+            self._pool_files[place] = last_file
+            self._pool_extents[place] = last_extent
+            last_file.places[last_extent] = place
+        file.places[extent] = _NOWHERE
+        file.ticks[extent] = 0
+
+    def stale_after_ticks(self) -> float:
+        """The age beyond which an extent counts as no longer used by anybody."""
+        self._reuse.fade(self.now_tick, self._capacity_ticks)
+        return max(_STALE_CAPACITIES * self._capacity_ticks, self._reuse.longest_ticks())
+
+    def choose(self, whole_files: bool = False) -> tuple[FileExtents, int] | None:
+        """The next victim, or None when everything is pinned, busy or fetched ahead.
+
+        ``whole_files``: only extents of files without anything under way (the victim's file goes as a whole).
+        """
+        count = len(self._pool_extents)
+        stale_after = self.stale_after_ticks()
+        self._admit_fresh()
+        for _ in range(_SAMPLE_ROUNDS if count > CACHE_EVICT_SAMPLE else 0):
+            dice = self._dice.random
+            stalest = self._consider([int(dice() * count) for _ in range(CACHE_EVICT_SAMPLE)], stale_after, whole_files)
+            victim = stalest or self._take_lowest(whole_files)
+            if victim is not None:
+                return victim
+        if self._barren_until_tick > self.now_tick:
+            return None
+        stalest = self._consider(range(count), stale_after, whole_files)
+        victim = stalest or self._take_lowest(whole_files) or self._lowest_of_all(whole_files)
+        if victim is None and not whole_files:
+            self._barren_until_tick = self.now_tick + max(1, self._capacity_ticks // _BARREN_SHARE)
+        return victim
+
+    def freed(self) -> None:
+        """Something pinned or busy no longer is: worth looking everywhere again."""
+        self._barren_until_tick = 0
+
+    def _consider(
+        self, places: range | list[int], stale_after: float, whole_files: bool
+    ) -> tuple[FileExtents, int] | None:
+        """The oldest stale extent at these places, if any; the others join the candidates."""
+        now = self.now_tick & _MASK_32
+        stalest: tuple[FileExtents, int] | None = None
+        oldest = stale_after
+        for place in places:
+            file, extent = self._pool_files[place], self._pool_extents[place]
+            age = now - file.ticks[extent] & _MASK_32
+            if not self._may_go(file, extent, age, whole_files):
+                continue
+            if age > oldest:
+                stalest, oldest = (file, extent), age
+            elif age > self._young_ticks:
+                self._add_candidate(file, extent)
+        return stalest
+
+    def _admit_fresh(self) -> None:
+        """Extents that came in lately and are no longer young join the candidates: most of them are the next to go."""
+        now = self.now_tick & _MASK_32
+        for _ in range(min(_FRESH_PER_CHOICE, len(self._fresh))):
+            file, extent = self._fresh.popleft()
+            if file.places[extent] == _NOWHERE or file.unread[extent]:
+                continue
+            if (now - file.ticks[extent] & _MASK_32) > self._young_ticks:
+                self._add_candidate(file, extent)
+            else:
+                self._fresh.append((file, extent))
+
+    def _add_candidate(self, file: FileExtents, extent: int) -> None:
+        rank = extent_rank(file.seed, extent)
+        place = bisect_left(self._candidate_ranks, rank)
+        if place == _CANDIDATES_MAX or self._candidate_ranks[place : place + 1] == [rank]:
+            return
+        self._candidate_ranks.insert(place, rank)
+        self._candidates.insert(place, (file, extent))
+        del self._candidate_ranks[_CANDIDATES_MAX:], self._candidates[_CANDIDATES_MAX:]
+
+    def _take_lowest(self, whole_files: bool) -> tuple[FileExtents, int] | None:
+        """The lowest-ranked candidate that may go now; those that turned out kept, gone or in use lose their candidacy."""
+        now = self.now_tick & _MASK_32
+        while self._candidates:
+            file, extent = self._candidates.pop(0)
+            self._candidate_ranks.pop(0)
+            age = now - file.ticks[extent] & _MASK_32
+            if file.places[extent] == _NOWHERE or age <= self._young_ticks:
+                continue
+            if self._may_go(file, extent, age, whole_files):
+                return file, extent
+        return None
+
+    def _lowest_of_all(self, whole_files: bool) -> tuple[FileExtents, int] | None:
+        """When all else failed, young extents go too."""
+        now = self.now_tick & _MASK_32
+        open_to_choice = (
+            (file, extent)
+            for file, extent in zip(self._pool_files, self._pool_extents, strict=True)
+            if self._may_go(file, extent, now - file.ticks[extent] & _MASK_32, whole_files)
+        )
+        return min(open_to_choice, key=lambda found: extent_rank(found[0].seed, found[1]), default=None)
+
+    def _may_go(self, file: FileExtents, extent: int, age_ticks: int, whole_files: bool) -> bool:
+        if file.pins or extent in file.busy or (whole_files and file.busy):
+            return False
+        return not file.unread[extent] or age_ticks > self._capacity_ticks
+
+    def _enter(self, file: FileExtents, extent: int) -> None:
+        file.places[extent] = len(self._pool_extents)
+        self._pool_files.append(file)
+        self._pool_extents.append(extent)
+
+    def _set_read(self, file: FileExtents, extent: int) -> None:
+        if file.unread[extent]:
+            file.unread[extent] = 0
+            self._protected_count -= 1
+            self._fresh.append((file, extent))

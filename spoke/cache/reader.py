@@ -1,0 +1,162 @@
+"""The way of blocks from the disk: read in a thread, check what was not checked yet, book what turned out bad or gone.
+
+Presence is compared before and after: an extent evicted while a thread read it gives no bytes, whatever the thread saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+
+from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce, count_blocks
+from common.errors import HeadraceError
+from common.limits import CACHE_READ_ATTEMPTS, CACHE_VERIFY_SLICE_BYTES
+from common.log import get_logger
+from spoke.cache.cached_file import CachedFile, ShortFile, extents_of, loaded, read_blocks
+from spoke.cache.health import DiskHealth
+from spoke.cache.shelf import NOT_THE_DISK, Shelf
+
+log = get_logger(__name__)
+
+
+class BlocksMissing(HeadraceError):
+    """Blocks of a read are not in the cache (never written, evicted, failed verification, or unreadable): fetch ``ranges``."""
+
+    wire_code = "blocks-missing"
+    retryable = True
+
+    def __init__(self, ranges: list[BlockRange]) -> None:
+        super().__init__(
+            f"not in the cache: {', '.join(f'{found.first_block}+{found.block_count}' for found in ranges)}"
+        )
+        self.ranges = ranges
+
+
+class BlockReader:
+    """Reads and verifies blocks of any file on the shelf. ``on_verified(file)`` is called when blocks may have become verified."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        health: DiskHealth,
+        disk_failed: Callable[[OSError], None],
+        on_verified: Callable[[CachedFile], None],
+    ) -> None:
+        self._shelf = shelf
+        self._disk = shelf.disk
+        self._policy = shelf.policy
+        self._health = health
+        self._disk_failed = disk_failed
+        self._on_verified = on_verified
+        self.corrupt_blocks_total = 0
+        self.errors_total = 0
+
+    async def read(self, version: bytes, size_bytes: int, blocks: BlockRange, span: tuple[int, int]) -> memoryview:
+        """The bytes of ``span`` (offset, length), which lies in ``blocks``; see Store.read. Raises BlocksMissing."""
+        extents = extents_of(blocks)
+        for _ in range(CACHE_READ_ATTEMPTS):
+            file = self._shelf.find(version, size_bytes)
+            absent = [blocks] if file is None else loaded(file).missing(blocks)
+            if file is None or absent:
+                for found in absent:
+                    wanted = extents_of(found)
+                    self._policy.want(version, wanted.start, wanted.stop)
+                raise BlocksMissing(absent)
+            serial = file.freed_serial
+            data, bad = await self._check(file, blocks, span)
+            if file.removed or file.was_freed(extents, serial):
+                continue
+            if bad:
+                raise BlocksMissing(bad)
+            assert file.extents is not None
+            self._policy.touch(file.extents, extents.start, extents.stop, span[1])
+            return data
+        raise BlocksMissing([blocks])
+
+    async def _check(
+        self, file: CachedFile, blocks: BlockRange, span: tuple[int, int]
+    ) -> tuple[memoryview, list[BlockRange]]:
+        """Read in a thread, verify what is unverified and book the outcome; the bytes, and the blocks that turned out bad.
+
+        The caller must still ask whether the extents were freed meanwhile; then neither answer counts.
+        """
+        state = loaded(file)
+        unverified = state.unverified(blocks)
+        serial = file.freed_serial
+        try:
+            self._shelf.open(file)
+            pair = (file.data_fd, file.index_fd)
+            data, bad_blocks = await self._shelf.run(
+                self._shelf.read_pool,
+                file,
+                read_blocks,
+                self._disk,
+                pair,
+                file.version,
+                file.size_bytes,
+                span,
+                bool(unverified),
+            )
+        except ShortFile as error:
+            if not file.removed:
+                self._shelf.discard_damaged(file, str(error))
+            raise BlocksMissing([blocks]) from error
+        except OSError as error:
+            self._read_failed(file, blocks, error)
+            raise BlocksMissing([blocks]) from error
+        self._health.read_worked()
+        if file.removed or file.was_freed(extents_of(blocks), serial):
+            return data, []
+        bad = coalesce(BlockRange(block, 1) for block in bad_blocks)
+        # Somebody may have rewritten a bad block while we read it: what is verified now stays.
+        spoilt = [part for found in bad for part in state.unverified(found)]
+        if unverified:
+            gone = set(bad_blocks)
+            for found in unverified:
+                for part in _without(found, gone) if gone else [found]:
+                    state.set_verified(part)
+        if spoilt:
+            self.corrupt_blocks_total += sum(found.block_count for found in spoilt)
+            log.warning("cached blocks failed verification", version=file.version.hex(), blocks=spoilt[:8])
+            self._shelf.free(file, spoilt)
+        self._on_verified(file)
+        return data, bad
+
+    def _read_failed(self, file: CachedFile, blocks: BlockRange, error: OSError) -> None:
+        if error.errno in NOT_THE_DISK:
+            return
+        self.errors_total += 1
+        log.warning("cache read failed", version=file.version.hex(), error=error.strerror or str(error))
+        if self._health.read_failed():
+            self._disk_failed(error)
+        if file.removed:
+            return
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            self._shelf.remove(file)
+        else:
+            self._shelf.free(file, [blocks])
+
+    async def verify(self, version: bytes, size_bytes: int) -> bool:
+        """Check what is unverified, a slice at a time; see Store.verify."""
+        slice_blocks = CACHE_VERIFY_SLICE_BYTES // BLOCK_BYTES
+        position = 0
+        while (file := self._shelf.find(version, size_bytes)) is not None:
+            rest = BlockRange(position, count_blocks(size_bytes) - position)
+            unverified = loaded(file).unverified(rest) if rest.block_count else []
+            if not unverified:
+                return loaded(file).is_verified
+            found = BlockRange(unverified[0].first_block, min(slice_blocks, unverified[0].block_count))
+            span = (found.first_block * BLOCK_BYTES, byte_length(found, size_bytes))
+            position = found.end_block
+            try:
+                await asyncio.shield(self._shelf.own(self._check(file, found, span), "cache verify"))
+            except BlocksMissing:
+                continue
+        return False
+
+
+def _without(blocks: BlockRange, gone: set[int]) -> list[BlockRange]:
+    """The blocks of a range that are not ``gone``."""
+    kept = (block for block in range(blocks.first_block, blocks.end_block) if block not in gone)
+    return coalesce(BlockRange(block, 1) for block in kept)

@@ -1,0 +1,210 @@
+"""The cache directory itself: whose it is, who holds it, what is in it, and whether it is still there.
+
+Refuses what is not ours, is newer than this program, or is in use; removes only files whose names this program
+gives, under ``versions/``. Called in a thread: everything here blocks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import stat
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import __version__
+from common.entries import VERSION_BYTES
+from common.errors import CacheDirectoryError
+from common.log import get_logger
+from spoke.cache.disk import Disk, allocated_bytes
+
+log = get_logger(__name__)
+
+DIRECTORY_FORMAT = 1
+IDENTITY_NAME = "headrace-cache.json"
+_LOCK_NAME = "lock"
+_NEW_IDENTITY_NAME = IDENTITY_NAME + ".new"
+_VERSIONS_NAME = "versions"
+# What may stand in a directory that becomes ours: a fresh file system, or our own start cut short.
+_HARMLESS_NAMES = {"lost+found", _LOCK_NAME, _NEW_IDENTITY_NAME}
+_OUR_FILE = re.compile(rf"([0-9a-f]{{{2 * VERSION_BYTES}}})\.(data|index)")
+_OUR_FOLDER = re.compile(r"[0-9a-f]{2}")
+_NAMED_AT_MOST = 8  # names shown in a refusal
+
+
+class DirectoryLost(OSError):
+    """The directory was removed, replaced or unmounted while we ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A version on disk, not opened yet: its size as the data file's length says, and what both files take."""
+
+    version: bytes
+    size_bytes: int
+    allocated_bytes: int
+
+
+class CacheDirectory:
+    """A locked cache directory of our format. ``close`` gives the lock back."""
+
+    def __init__(self, path: Path, cache_uuid: str, lock_fd: int, identity: tuple[int, int]) -> None:
+        self.path = path
+        self.uuid = cache_uuid
+        self._lock_fd = lock_fd
+        self._identity = identity
+        self._identity_path = str(path / IDENTITY_NAME)
+        self._versions_path = str(path / _VERSIONS_NAME)
+
+    def close(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def paths(self, version: bytes) -> tuple[str, str]:
+        """Where the data and the index of a version stand."""
+        name = version.hex()
+        stem = f"{self._versions_path}/{name[:2]}/{name}"
+        return stem + ".data", stem + ".index"
+
+    def check(self, disk: Disk) -> None:
+        """Raise DirectoryLost when the identity file is no longer the one we opened."""
+        try:
+            found = disk.stat(self._identity_path)
+        except FileNotFoundError:
+            raise DirectoryLost(f"cache directory {self.path} was removed or unmounted") from None
+        if (found.st_dev, found.st_ino) != self._identity:
+            raise DirectoryLost(f"cache directory {self.path} was replaced or unmounted")
+
+    def scan(self, disk: Disk) -> Iterator[FoundFile]:
+        """All complete pairs; a data file without index, or the reverse, is removed."""
+        orphan_count = 0
+        for folder in _entries(self._versions_path):
+            if not folder.is_dir(follow_symlinks=False) or not _OUR_FOLDER.fullmatch(folder.name):
+                continue
+            pairs: dict[str, dict[str, os.stat_result]] = {}
+            for entry in _entries(folder.path):
+                match = _OUR_FILE.fullmatch(entry.name)
+                if match is None or entry.is_dir(follow_symlinks=False):
+                    continue
+                if entry.is_file(follow_symlinks=False):
+                    pairs.setdefault(match[1], {})[match[2]] = entry.stat(follow_symlinks=False)
+                else:
+                    orphan_count += 1  # a symlink or worse under one of our names: we never make those
+                    disk.unlink(entry.path)
+            for name, pair in pairs.items():
+                if len(pair) == 2 and name.startswith(folder.name):
+                    taken_bytes = allocated_bytes(pair["data"]) + allocated_bytes(pair["index"])
+                    yield FoundFile(bytes.fromhex(name), pair["data"].st_size, taken_bytes)
+                else:
+                    orphan_count += 1
+                    for kind in pair:
+                        disk.unlink(f"{folder.path}/{name}.{kind}")
+        if orphan_count:
+            log.info("removed cached files left incomplete", count=orphan_count)
+
+    def count_folders(self) -> int:
+        return sum(1 for entry in _entries(self._versions_path) if _OUR_FOLDER.fullmatch(entry.name))
+
+
+def open_directory(path: Path) -> CacheDirectory:
+    """Create or take over the cache directory at ``path``, mode 0700, and lock it.
+
+    Raises CacheDirectoryError: foreign, newer format, damaged identity, in use, not a directory, not writable.
+    """
+    try:
+        return _open_directory(path)
+    except OSError as error:
+        raise CacheDirectoryError(f"cache directory {path} cannot be used: {error.strerror or error}") from error
+
+
+def _open_directory(path: Path) -> CacheDirectory:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = path.resolve(strict=True)
+    identity_path = path / IDENTITY_NAME
+    foreign = sorted(set(os.listdir(path)) - _HARMLESS_NAMES)
+    if foreign and IDENTITY_NAME not in foreign:
+        shown = ", ".join(map(repr, foreign[:_NAMED_AT_MOST])) + (", …" if len(foreign) > _NAMED_AT_MOST else "")
+        raise CacheDirectoryError(
+            f"cache directory {path} holds files that are not ours ({shown}) and no {IDENTITY_NAME}: "
+            "give an empty directory or one made by headrace"
+        )
+    lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CacheDirectoryError(
+                f"cache directory {path} is in use by another spoke: stop it or choose another directory"
+            ) from None
+        if stat.S_IMODE(os.stat(path).st_mode) != 0o700:
+            os.chmod(path, 0o700)
+        if not identity_path.exists():
+            _write_identity(path, str(uuid.uuid4()))
+        identity = _read_identity(identity_path)
+        if identity["format"] > DIRECTORY_FORMAT:
+            raise CacheDirectoryError(
+                f"cache directory {path} has format {identity['format']}, this program knows up to {DIRECTORY_FORMAT}: "
+                "use a newer headrace, or another directory"
+            )
+        if identity["format"] < DIRECTORY_FORMAT:
+            log.info("emptying a cache of an older format", path=str(path), format=identity["format"])
+            _empty(path / _VERSIONS_NAME)
+            _write_identity(path, identity["uuid"])
+        (path / _VERSIONS_NAME).mkdir(mode=0o700, exist_ok=True)
+        found = os.stat(identity_path)
+        return CacheDirectory(path, identity["uuid"], lock_fd, (found.st_dev, found.st_ino))
+    except BaseException:
+        os.close(lock_fd)
+        raise
+
+
+def _read_identity(identity_path: Path) -> dict[str, Any]:
+    try:
+        identity = json.loads(identity_path.read_bytes())
+        if isinstance(identity, dict) and type(identity["format"]) is int and isinstance(identity["uuid"], str):
+            return identity
+        raise ValueError("format and uuid are missing")
+    except (ValueError, KeyError) as error:
+        raise CacheDirectoryError(
+            f"{identity_path} is damaged ({error}): if the directory is a headrace cache, empty it and start again"
+        ) from error
+
+
+def _write_identity(path: Path, cache_uuid: str) -> None:
+    """Whole or not at all: the one file that is synced, since a cache without it is refused."""
+    content = {"format": DIRECTORY_FORMAT, "uuid": cache_uuid, "created_by": f"headrace {__version__}"}
+    new_path = path / _NEW_IDENTITY_NAME
+    with open(new_path, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(new_path, path / IDENTITY_NAME)
+    folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder_fd)
+    finally:
+        os.close(folder_fd)
+
+
+def _empty(versions_path: Path) -> None:
+    """Remove cached files by their names only; anything else stays where it is."""
+    for folder in _entries(str(versions_path)):
+        if folder.is_dir(follow_symlinks=False) and _OUR_FOLDER.fullmatch(folder.name):
+            for entry in _entries(folder.path):
+                if _OUR_FILE.fullmatch(entry.name):
+                    os.unlink(entry.path)
+
+
+def _entries(path: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,368 @@
+"""The cached files of one directory: found by version, loaded at first use, opened and closed within a bound, removed.
+
+All bookkeeping is on the event loop. What takes disk time runs in one of two pools, reads and writes apart, as a
+task of the shelf's own, so that a caller who gives up cannot leave a job half accounted for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from common.blocks import EXTENT_BLOCKS, BlockRange, count_blocks, whole_file
+from common.limits import CACHE_OPEN_FILES_MAX, CACHE_READ_THREADS, CACHE_WRITE_THREADS
+from common.log import get_logger
+from spoke.cache.cached_file import (
+    CachedFile,
+    allocated_by,
+    create_pair,
+    extents_of,
+    free_blocks,
+    load_blocks,
+    open_pair,
+    remove_pair,
+)
+from spoke.cache.disk import Disk
+from spoke.cache.eviction import EvictionPolicy
+from spoke.cache.index import DamagedIndex
+from spoke.cache.presence import BlockMap
+from spoke.cache.quota import DIRECTORY_BYTES, NAME_BYTES, Ledger
+from spoke.cache.recovery import CacheDirectory, FoundFile
+
+log = get_logger(__name__)
+T = TypeVar("T")
+_TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
+# Errors that speak of one file or of this process, not of the disk.
+NOT_THE_DISK = (errno.EFBIG, errno.EISDIR, errno.ELOOP, errno.ENOMEM, *_TOO_MANY_OPEN)
+_NO_HOLES = (errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class Shelf:
+    """Files by version. ``on_disk_error(error)`` hears of every failed removal or punch."""
+
+    def __init__(self, disk: Disk, directory: CacheDirectory, policy: EvictionPolicy, ledger: Ledger) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.policy = policy
+        self.ledger = ledger
+        self.files: dict[bytes, CachedFile] = {}
+        self.pins: dict[bytes, int] = {}
+        self.unloaded: list[CachedFile] = []
+        self.can_punch = True
+        self.damaged_files_total = 0
+        self.on_disk_error: Callable[[OSError], None] = lambda error: None
+        self.read_pool = ThreadPoolExecutor(CACHE_READ_THREADS, "cache-read")
+        self.write_pool = ThreadPoolExecutor(CACHE_WRITE_THREADS, "cache-write")
+        self._open_files: OrderedDict[CachedFile, None] = OrderedDict()
+        self._creating: dict[CachedFile, asyncio.Task[None]] = {}
+        self._removing: dict[bytes, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # --- threads and tasks ---------------------------------------------------------------------------
+
+    def own(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run to its end whatever becomes of the caller; ``close`` waits for it."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._disown)
+        return task
+
+    def _disown(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller may have gone: not "never retrieved"
+
+    async def run(self, pool: ThreadPoolExecutor, file: CachedFile, job: Callable[..., T], *arguments: Any) -> T:
+        """The job in a thread, with the file's descriptors held open."""
+        file.uses += 1
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(pool, job, *arguments)
+        except asyncio.CancelledError:
+            raise  # the loop is going down and the thread may still be at work: the descriptors stay open
+        except BaseException:
+            self._release(file)
+            raise
+        self._release(file)
+        return result
+
+    def _release(self, file: CachedFile) -> None:
+        file.uses -= 1
+        if file.removed:
+            self._retire(file)
+
+    async def close(self) -> None:
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        self.read_pool.shutdown()
+        self.write_pool.shutdown()
+        for file in list(self._open_files):
+            self._close(file)
+        for file in self.files.values():
+            if file.borrow_fd >= 0:
+                self.disk.close(file.borrow_fd)
+                file.borrow_fd = -1
+
+    # --- finding, loading, opening ---------------------------------------------------------------------
+
+    def restore(self, found: FoundFile) -> None:
+        """A pair seen on disk at start; its index is read when somebody asks, or when room is needed."""
+        file = CachedFile(found.version, found.size_bytes, found.allocated_bytes + NAME_BYTES)
+        self.files[file.version] = file
+        self.unloaded.append(file)
+        self.ledger.charge(file.charged_bytes)
+
+    def find(self, version: bytes, size_bytes: int) -> CachedFile | None:
+        """The loaded file of this version, or None. One of another size, or that cannot be believed, is removed."""
+        file = self.files.get(version)
+        if file is None:
+            return None
+        if file.size_bytes != size_bytes:
+            self.discard_damaged(file, f"file of {file.size_bytes} bytes, expected {size_bytes}")
+            return None
+        if file.blocks is None and not self.load(file):
+            return None
+        return file
+
+    def load(self, file: CachedFile) -> bool:
+        """Read the presence map; False when there is nothing to rely on (now)."""
+        try:
+            self.open(file)
+            blocks = load_blocks(self.disk, file.data_fd, file.index_fd, file.version, file.size_bytes)
+        except DamagedIndex as error:
+            self.discard_damaged(file, str(error))
+            return False
+        except OSError as error:
+            if error.errno not in (errno.ENOMEM, *_TOO_MANY_OPEN):
+                self.discard_damaged(file, f"cannot be read: {error.strerror or error}")
+            return False
+        extents = file.adopt(blocks)
+        extents.pins = self.pins.get(file.version, 0)
+        for extent in blocks.present_extents():
+            self.policy.restored(extents, extent)
+        if blocks.present_count == 0:
+            self.remove(file)
+            return False
+        return True
+
+    def add(self, version: bytes, size_bytes: int) -> CachedFile:
+        """A file with nothing in it; it comes to disk with its first write."""
+        file = CachedFile(version, size_bytes, on_disk=False)
+        file.adopt(BlockMap(count_blocks(size_bytes))).pins = self.pins.get(version, 0)
+        self.files[version] = file
+        return file
+
+    def open(self, file: CachedFile) -> None:
+        """Have the descriptors open, as the most recently used. Raises OSError."""
+        assert not file.removed, "another file may have its name by now"
+        if file.data_fd >= 0:
+            self._open_files.move_to_end(file)
+            return
+        self._close_idle(CACHE_OPEN_FILES_MAX - 1)
+        try:
+            pair = open_pair(self.disk, *self.directory.paths(file.version))
+        except OSError as error:
+            if error.errno not in _TOO_MANY_OPEN:
+                raise
+            self._close_idle(0)  # the process is short of descriptors: give back what we can, once
+            pair = open_pair(self.disk, *self.directory.paths(file.version))
+        file.data_fd, file.index_fd = pair
+        self._open_files[file] = None
+
+    def used(self, file: CachedFile) -> None:
+        """Most recently used now (its descriptors are open)."""
+        self._open_files.move_to_end(file)
+
+    async def create(self, file: CachedFile) -> None:
+        """Make the pair on disk, once however many writers come first. Raises OSError."""
+        task = self._creating.get(file)
+        if task is None:
+            task = self._creating[file] = self.own(self._create(file), "cache create")
+        await asyncio.shield(task)
+
+    async def _create(self, file: CachedFile) -> None:
+        self._close_idle(CACHE_OPEN_FILES_MAX - 1)
+        data_path, index_path = self.directory.paths(file.version)
+        try:
+            made = await self.run(
+                self.write_pool, file, create_pair, self.disk, data_path, index_path, file.version, file.size_bytes
+            )
+        finally:
+            del self._creating[file]
+        file.on_disk = True
+        file.data_fd, file.index_fd = made.data_fd, made.index_fd
+        self._open_files[file] = None
+        file.charged_bytes = NAME_BYTES
+        self.ledger.charge(NAME_BYTES, 2)
+        if made.made_folder:
+            self.ledger.charge(DIRECTORY_BYTES, 1)
+        self.recharge(file)
+
+    def recharge(self, file: CachedFile) -> None:
+        """What the file takes now, as the file system counts it (its descriptors are open)."""
+        taken_bytes = allocated_by(self.disk, (file.data_fd, file.index_fd)) + NAME_BYTES
+        self.ledger.charge(taken_bytes - file.charged_bytes)
+        file.charged_bytes = taken_bytes
+
+    def _close_idle(self, keep_count: int) -> None:
+        """Close the least recently used files nobody is at work on, until ``keep_count`` are open."""
+        surplus = len(self._open_files) - keep_count
+        if surplus > 0:
+            idle = [file for file in self._open_files if not file.uses and not file.extents_busy]
+            for file in idle[:surplus]:
+                self._close(file)
+
+    def _close(self, file: CachedFile) -> None:
+        self._open_files.pop(file, None)
+        for fd in (file.data_fd, file.index_fd):
+            if fd >= 0:
+                self.disk.close(fd)
+        file.data_fd = file.index_fd = -1
+
+    # --- freeing and removing ----------------------------------------------------------------------------
+
+    def free(self, file: CachedFile, ranges: list[BlockRange]) -> asyncio.Task[None] | None:
+        """Forget blocks at once and give their space back in a thread; the file goes when nothing is left.
+
+        An extent with a write or a punch under way is only forgotten. Returns the job, if there is one.
+        """
+        blocks, extents = file.blocks, file.extents
+        assert blocks is not None
+        assert extents is not None
+        touched = sorted({extent for found in ranges for extent in extents_of(found)})
+        for found in ranges:
+            blocks.clear(found)
+        file.note_freed(touched)
+        for extent in touched:
+            if not blocks.present_in_extent(extent):
+                self.policy.gone(extents, extent)
+        if blocks.present_count == 0 and not extents.busy:
+            return self.remove(file)
+        ranges = [found for found in ranges if not any(extent in extents.busy for extent in extents_of(found))]
+        if not ranges:
+            return None
+        held = sorted({extent for found in ranges for extent in extents_of(found)})
+        for extent in held:
+            extents.hold(extent)
+        task = self.own(self._punch(file, ranges, held), "cache punch")
+        file.punching.update(dict.fromkeys(held, task))
+        return task
+
+    async def _punch(self, file: CachedFile, ranges: list[BlockRange], held: list[int]) -> None:
+        extents = file.extents
+        assert extents is not None
+        try:
+            if not file.removed:
+                self.open(file)
+                pair = (file.data_fd, file.index_fd)
+                await self.run(self.write_pool, file, free_blocks, self.disk, pair, file.size_bytes, ranges)
+            if not file.removed:
+                self.recharge(file)
+        except OSError as error:
+            if error.errno in _NO_HOLES:
+                if self.can_punch:
+                    log.warning("the cache disk cannot punch holes: whole files are evicted instead")
+                self.can_punch = False
+            elif not file.removed:
+                self.on_disk_error(error)
+        finally:
+            for extent in held:
+                extents.let_go(extent)
+                del file.punching[extent]
+        if not self.can_punch and not file.removed and not extents.busy and not extents.pins:
+            await asyncio.shield(self.remove(file))
+        else:
+            self.remove_if_empty(file)
+
+    def remove_if_empty(self, file: CachedFile) -> None:
+        blocks, extents = file.blocks, file.extents
+        if not file.removed and blocks is not None and extents is not None:
+            self.policy.freed()
+            if blocks.present_count == 0 and not extents.busy:
+                self.remove(file)
+
+    def discard_damaged(self, file: CachedFile, reason: str) -> None:
+        """Drop a file that cannot be believed, counted and logged."""
+        self.damaged_files_total += 1
+        log.warning("dropped a damaged cached file", version=file.version.hex(), reason=reason)
+        self.remove(file)
+
+    def remove(self, file: CachedFile) -> asyncio.Task[None]:
+        """Forget the file at once and remove both files in a thread; readers under way keep their descriptors."""
+        assert not file.removed
+        del self.files[file.version]
+        file.removed = True
+        if file.blocks is not None and file.extents is not None:
+            for extent in file.blocks.present_extents():
+                self.policy.gone(file.extents, extent)
+            if file.blocks.block_count:
+                file.blocks.clear(whole_file(file.size_bytes))
+            file.note_freed(range(-(-file.blocks.block_count // EXTENT_BLOCKS)))
+        before = self._removing.get(file.version)
+        task = self._removing[file.version] = self.own(self._unlink(file, before), "cache remove")
+        task.add_done_callback(lambda ended: self._removal_ended(file, ended))
+        return task
+
+    def _removal_ended(self, file: CachedFile, task: asyncio.Task[None]) -> None:
+        if self._removing.get(file.version) is task:
+            del self._removing[file.version]
+        self._retire(file)
+
+    async def _unlink(self, file: CachedFile, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait((before,))
+        creating = self._creating.get(file)
+        if creating is not None:
+            await asyncio.wait((creating,))
+        try:
+            if file.on_disk:
+                paths = self.directory.paths(file.version)
+                await self.run(self.write_pool, file, remove_pair, self.disk, *paths)
+                file.on_disk = False
+        except OSError as error:
+            self.on_disk_error(error)  # still there: it stays counted, and the next start finds it
+
+    def _retire(self, file: CachedFile) -> None:
+        """Nobody uses a removed file any more: only now is its space free."""
+        if file.uses or file.borrows:
+            return
+        self._close(file)
+        if not file.on_disk and file.charged_bytes:
+            self.ledger.charge(-file.charged_bytes, -2)
+            file.charged_bytes = 0
+
+    async def settled(self, version: bytes) -> None:
+        """Wait until no removal of this version is under way: the paths are free."""
+        while (task := self._removing.get(version)) is not None:
+            await asyncio.wait((task,))
+
+    def is_removing(self, version: bytes) -> bool:
+        """Files of this version are about to go: no new one may take the names yet."""
+        return version in self._removing
+
+    # --- pins and loans ----------------------------------------------------------------------------------
+
+    def pin(self, version: bytes, change: int) -> None:
+        count = self.pins.get(version, 0) + change
+        assert count >= 0, "unpin without pin"
+        if count:
+            self.pins[version] = count
+        else:
+            self.pins.pop(version, None)
+        file = self.files.get(version)
+        if file is not None and file.extents is not None:
+            file.extents.pins = count
+        if change < 0:
+            self.policy.freed()
+
+    def give_back(self, file: CachedFile) -> None:
+        """One loan of the read-only descriptor ended."""
+        file.borrows -= 1
+        if file.borrows == 0:
+            self.disk.close(file.borrow_fd)
+            file.borrow_fd = -1
+            if file.removed:
+                self._retire(file)

@@ -1,0 +1,374 @@
+"""The block cache as the rest of the spoke sees it: what is here, read it, write it, keep it within its limits.
+
+Blocks are named (version, index). A block is handed out only if it was written in this process life or matched its
+digest in it. A disk that fails makes reads say "missing" and writes say CacheWriteError; neither ends a reader's
+request. All methods belong to the event loop's thread, except ``open``, which blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+from common.blocks import (
+    BLOCK_BYTES,
+    EXTENT_BLOCKS,
+    BlockRange,
+    byte_length,
+    count_blocks,
+    covering,
+    whole_file,
+)
+from common.digest import DIGEST_BYTES
+from common.errors import CacheWriteError
+from common.log import get_logger
+from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded
+from spoke.cache.disk import Disk
+from spoke.cache.eviction import EvictionPolicy
+from spoke.cache.health import DiskHealth
+from spoke.cache.quota import (
+    DIRECTORY_BYTES,
+    Ledger,
+    Limits,
+    check_limits,
+)
+from spoke.cache.reader import BlockReader, BlocksMissing
+from spoke.cache.reclaim import Reclaimer
+from spoke.cache.recovery import CacheDirectory, DirectoryLost, open_directory
+from spoke.cache.shelf import Shelf
+from spoke.cache.writer import BlockWriter
+
+log = get_logger(__name__)
+
+__all__ = ["BlocksMissing", "CacheState", "Store", "Usage"]
+
+CacheState = Literal["absent", "partial", "whole", "verified"]
+_BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
+_EXTENT_SHIFT = (BLOCK_BYTES * EXTENT_BLOCKS).bit_length() - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the cache holds and went through. ``capacity_bytes`` is what it may hold now, ``configured_bytes`` what was asked for."""
+
+    used_bytes: int
+    capacity_bytes: int
+    configured_bytes: int
+    files: int
+    evicted_bytes_total: int
+    corrupt_blocks_total: int
+    damaged_files_total: int
+    read_errors_total: int
+    write_errors_total: int
+    bypass: str | None
+
+
+class Store:
+    """The cache in one directory. Make it with ``open``; ``close`` it, or use it as an async context manager.
+
+    ``on_whole``: called on the event loop with a version when all its blocks are present and verified.
+    """
+
+    def __init__(
+        self, directory: CacheDirectory, shelf: Shelf, dice: Random, clock: Callable[[], float], configured_bytes: int
+    ) -> None:
+        self.on_whole: Callable[[bytes], None] | None = None
+        self._directory = directory
+        self._shelf = shelf
+        self._disk = shelf.disk
+        self._policy = shelf.policy
+        self._ledger = shelf.ledger
+        self._reclaim = Reclaimer(shelf, dice)
+        self._clock = clock
+        self._configured_bytes = configured_bytes
+        self._health = DiskHealth()
+        self._reader = BlockReader(shelf, self._health, self._disk_failed, self._announce)
+        self._writer = BlockWriter(shelf, self._reclaim, self._health, self._disk_failed, self._announce)
+        self._lent: dict[bytes, deque[CachedFile]] = {}
+        self._nowait_works = True
+        self._closed = False
+        shelf.on_disk_error = self._disk_failed
+
+    @classmethod
+    def open(
+        cls,
+        cache_dir: str | os.PathLike[str],
+        capacity_bytes: int,
+        free_floor_bytes: int,
+        free_floor_inodes: int,
+        dice: Random,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        disk: Disk | None = None,
+    ) -> Store:
+        """Take over or make the directory and list what is in it. Blocks: call it in a thread.
+
+        ``clock`` (seconds) times the retries of a failing disk. Raises CacheDirectoryError: foreign, newer, in use,
+        not writable, too small.
+        """
+        disk = disk or Disk()
+        limits = Limits(capacity_bytes, free_floor_bytes, free_floor_inodes)
+        directory = open_directory(Path(cache_dir))
+        try:
+            space = free_space(disk, str(directory.path))
+            check_limits(limits, space.total_bytes)
+            ledger = Ledger(limits, space)
+            policy = EvictionPolicy(dice, capacity_bytes)
+            shelf = Shelf(disk, directory, policy, ledger)
+            for found in directory.scan(disk):
+                shelf.restore(found)
+            ledger.charge(directory.count_folders() * DIRECTORY_BYTES)
+            ledger.look(space)
+            policy.set_capacity(ledger.capacity_bytes)
+        except BaseException:
+            directory.close()
+            raise
+        if ledger.capacity_bytes < capacity_bytes:
+            log.warning(
+                "the cache disk has less room than the cache was given: using what there is",
+                configured_bytes=capacity_bytes,
+                usable_bytes=ledger.capacity_bytes,
+                free_bytes=space.free_bytes,
+                free_floor_bytes=free_floor_bytes,
+            )
+        log.info("cache opened", path=str(directory.path), files=len(shelf.files), used_bytes=ledger.used_bytes)
+        return cls(directory, shelf, dice, clock, capacity_bytes)
+
+    async def __aenter__(self) -> Store:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let what is under way end, close everything, give the lock back. Later reads miss, later writes are refused."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._shelf.close()
+        for loans in self._lent.values():
+            for fd in {file.borrow_fd for file in loans if file.borrow_fd >= 0}:
+                self._disk.close(fd)
+        self._lent.clear()
+        self._directory.close()
+
+    # --- what is here ------------------------------------------------------------------------------------
+
+    def missing(self, version: bytes, size_bytes: int, blocks: BlockRange) -> list[BlockRange]:
+        """The parts of ``blocks`` that are not in the cache. Reads an index at its first use, else only memory."""
+        if blocks.block_count == 0:
+            return []
+        file = self._find(version, size_bytes)
+        return [blocks] if file is None else loaded(file).missing(blocks)
+
+    def state(self, version: bytes, size_bytes: int) -> CacheState:
+        """``whole``: all blocks present; ``verified``: and all of them checked in this process life (an empty file always is)."""
+        if size_bytes == 0:
+            return "verified"
+        file = self._find(version, size_bytes)
+        if file is None or file.blocks is None or file.blocks.present_count == 0:
+            return "absent"
+        if not file.blocks.is_whole:
+            return "partial"
+        return "verified" if file.blocks.is_verified else "whole"
+
+    def present_bytes(self, version: bytes, size_bytes: int) -> int:
+        """Bytes of the file in the cache, in whole blocks, at most its size."""
+        file = self._find(version, size_bytes) if size_bytes else None
+        return 0 if file is None else min(size_bytes, loaded(file).present_count * BLOCK_BYTES)
+
+    def usage(self) -> Usage:
+        return Usage(
+            used_bytes=self._ledger.used_bytes,
+            capacity_bytes=self._ledger.capacity_bytes,
+            configured_bytes=self._configured_bytes,
+            files=len(self._shelf.files),
+            evicted_bytes_total=self._reclaim.evicted_bytes_total,
+            corrupt_blocks_total=self._reader.corrupt_blocks_total,
+            damaged_files_total=self._shelf.damaged_files_total,
+            read_errors_total=self._reader.errors_total,
+            write_errors_total=self._writer.errors_total,
+            bypass=self._health.reason,
+        )
+
+    def _find(self, version: bytes, size_bytes: int) -> CachedFile | None:
+        return None if self._closed else self._shelf.find(version, size_bytes)
+
+    # --- reading -----------------------------------------------------------------------------------------
+
+    def read_nowait(
+        self, version: bytes, size_bytes: int, offset_bytes: int, length_bytes: int
+    ) -> bytes | bytearray | None:
+        """The bytes (cut at the end of the file) if all are verified and in the page cache, else None: never waits for the disk."""
+        end_bytes = min(offset_bytes + length_bytes, size_bytes)
+        if offset_bytes >= end_bytes:
+            return b""
+        file = self._shelf.files.get(version)
+        if (
+            file is None
+            or file.data_fd < 0
+            or file.size_bytes != size_bytes
+            or not loaded(file).covers(offset_bytes >> _BLOCK_SHIFT, (end_bytes - 1 >> _BLOCK_SHIFT) + 1)
+            or not self._nowait_works
+        ):
+            return None
+        length_bytes = end_bytes - offset_bytes
+        buffer = bytearray(length_bytes)
+        try:
+            if self._disk.preadv(file.data_fd, (buffer,), offset_bytes, os.RWF_NOWAIT) != length_bytes:
+                return None
+        except OSError as error:
+            # EOPNOTSUPP, EINVAL: this file system or kernel never answers without waiting. EAGAIN: not in the page cache.
+            self._nowait_works = error.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
+            return None
+        self._shelf.used(file)
+        assert file.extents is not None
+        self._policy.touch(
+            file.extents, offset_bytes >> _EXTENT_SHIFT, (end_bytes - 1 >> _EXTENT_SHIFT) + 1, length_bytes
+        )
+        return buffer
+
+    async def read(
+        self, version: bytes, size_bytes: int, offset_bytes: int, length_bytes: int
+    ) -> bytes | bytearray | memoryview:
+        """The bytes (cut at the end of the file), read in a thread; blocks not yet checked are checked against their digests.
+
+        Raises BlocksMissing with what must be fetched: never written, evicted meanwhile, failed verification, unreadable.
+        """
+        blocks = covering(offset_bytes, length_bytes, size_bytes)
+        if blocks.block_count == 0:
+            return b""
+        if self._closed:
+            raise BlocksMissing([blocks])
+        end_bytes = min(offset_bytes + length_bytes, size_bytes)
+        span = (offset_bytes, end_bytes - offset_bytes)
+        return await asyncio.shield(self._shelf.own(self._reader.read(version, size_bytes, blocks, span), "cache read"))
+
+    def touch(self, version: bytes, size_bytes: int, offset_bytes: int, length_bytes: int) -> None:
+        """A reader got these bytes from elsewhere (from memory, as they arrived): a use all the same."""
+        blocks = covering(offset_bytes, length_bytes, size_bytes)
+        if blocks.block_count == 0:
+            return
+        extents = extents_of(blocks)
+        file = self._find(version, size_bytes)
+        if file is None or file.extents is None or loaded(file).missing(blocks):
+            self._policy.want(version, extents.start, extents.stop)
+        else:
+            self._policy.touch(file.extents, extents.start, extents.stop, min(length_bytes, size_bytes - offset_bytes))
+
+    async def verify(self, version: bytes, size_bytes: int) -> bool:
+        """Check every block not yet checked, slice by slice in a read thread; True when the file is whole and verified."""
+        if size_bytes == 0:
+            return True
+        return not self._closed and await self._reader.verify(version, size_bytes)
+
+    # --- writing -----------------------------------------------------------------------------------------
+
+    async def write(
+        self,
+        version: bytes,
+        size_bytes: int,
+        first_block: int,
+        data: bytes | bytearray | memoryview,
+        digests: bytes | memoryview,
+    ) -> None:
+        """Keep whole blocks (the file's last one may be short) that already matched their ``digests``.
+
+        ``data`` must not change until this returns. Raises CacheWriteError (full, failing, read-only or removed disk,
+        or nothing that may be evicted): the caller goes on from memory.
+        """
+        blocks = BlockRange(first_block, count_blocks(len(data)))
+        if blocks.block_count == 0:
+            return
+        assert len(data) == byte_length(blocks, size_bytes), "whole blocks within the file"
+        assert len(digests) == blocks.block_count * DIGEST_BYTES, "one digest for each block"
+        if self._closed:
+            raise CacheWriteError("the cache is closed")
+        if not self._health.may_write(self._clock()):
+            raise CacheWriteError(f"the cache is bypassed: {self._health.reason}")
+        await asyncio.shield(
+            self._shelf.own(self._writer.write(version, size_bytes, blocks, data, digests), "cache write")
+        )
+
+    def _disk_failed(self, error: OSError) -> None:
+        reason = str(error) if isinstance(error, DirectoryLost) else error.strerror or str(error)
+        if self._health.failed(self._clock(), reason):
+            log.error("the cache is bypassed", reason=reason, path=str(self._directory.path))
+
+    def _announce(self, file: CachedFile) -> None:
+        if not file.announced and not file.removed and loaded(file).is_verified:
+            file.announced = True
+            if self.on_whole is not None:
+                asyncio.get_running_loop().call_soon(self.on_whole, file.version)
+
+    # --- keeping and letting go --------------------------------------------------------------------------
+
+    def borrow_fd(self, version: bytes, size_bytes: int) -> int:
+        """A read-only descriptor for the kernel to read by itself, of a verified, non-empty file; kept from eviction until returned.
+
+        Raises BlocksMissing when the file is not verified, or cannot be opened. Every loan needs its ``return_fd``.
+        """
+        file = self._find(version, size_bytes) if size_bytes else None
+        if file is None or not loaded(file).is_verified:
+            raise BlocksMissing([whole_file(size_bytes)])
+        if file.borrow_fd < 0:
+            try:
+                path, _ = self._directory.paths(version)
+                file.borrow_fd = self._disk.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            except OSError as error:
+                raise BlocksMissing([whole_file(size_bytes)]) from error
+        file.borrows += 1
+        self._lent.setdefault(version, deque()).append(file)
+        self._shelf.pin(version, +1)
+        return file.borrow_fd
+
+    def return_fd(self, version: bytes) -> None:
+        """End one loan. The reads it served were not seen: the whole file counts as used now."""
+        loans = self._lent.get(version)
+        if not loans:
+            assert self._closed, "return_fd without borrow_fd"
+            return
+        file = loans.popleft()
+        if not loans:
+            del self._lent[version]
+        self._shelf.pin(version, -1)
+        self._shelf.give_back(file)
+        if not file.removed and file.extents is not None:
+            self._policy.touch(file.extents, 0, len(file.extents.ticks), file.size_bytes)
+
+    def pin(self, version: bytes) -> None:
+        """Keep what is cached of this version, now or later, from eviction. Counted: each pin needs its ``unpin``."""
+        self._shelf.pin(version, +1)
+
+    def unpin(self, version: bytes) -> None:
+        self._shelf.pin(version, -1)
+
+    def drop(self, version: bytes) -> None:
+        """Forget a version and remove its files, also when pinned; its space is free once nobody reads it any more."""
+        file = self._shelf.files.get(version)
+        if file is not None and not self._closed:
+            self._shelf.remove(file)
+
+    def forget_unreferenced(self, live: Callable[[bytes], bool]) -> int:
+        """Versions for which ``live`` is false are the first to be evicted from now on; returns how many there are."""
+        return self._reclaim.condemn(live)
+
+    async def tend(self) -> None:
+        """For a slow timer: look at the directory and the disk's free space, and get down to the limits if others took some."""
+        if self._closed or not self._health.may_write(self._clock()):
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._shelf.write_pool, self._directory.check, self._disk)
+            await self._reclaim.refresh()
+        except OSError as error:
+            self._disk_failed(error)
+            return
+        await asyncio.shield(self._shelf.own(self._reclaim.trim(), "cache trim"))

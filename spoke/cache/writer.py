@@ -1,0 +1,172 @@
+"""The way of blocks to the disk: wait for what is under way on their extents, make room, write in a thread, then say they are here.
+
+An extent being written is neither evicted nor punched, and one being punched is not written: a block called present
+has its bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
+from common.errors import CacheWriteError
+from common.limits import CACHE_STATVFS_EVERY_BYTES
+from common.log import get_logger
+from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, write_blocks
+from spoke.cache.health import DiskHealth
+from spoke.cache.quota import FILE_OVERHEAD_BYTES, WRITE_OVERHEAD_BYTES, FreeSpace
+from spoke.cache.reclaim import OUT_OF_SPACE, Reclaimer
+from spoke.cache.shelf import NOT_THE_DISK, Shelf
+
+log = get_logger(__name__)
+
+_FILE_INODES = 3  # data, index, and perhaps a folder
+
+
+class BlockWriter:
+    """Writes blocks of any file on the shelf.
+
+    ``on_written(file)`` is called after each success, ``disk_failed(error)`` when the disk is to blame.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        reclaim: Reclaimer,
+        health: DiskHealth,
+        disk_failed: Callable[[OSError], None],
+        on_written: Callable[[CachedFile], None],
+    ) -> None:
+        self._shelf = shelf
+        self._disk = shelf.disk
+        self._directory = shelf.directory
+        self._policy = shelf.policy
+        self._reclaim = reclaim
+        self._health = health
+        self._disk_failed = disk_failed
+        self._on_written = on_written
+        self._unseen_bytes = 0  # written since the last look at the disk's free space
+        self.errors_total = 0
+
+    async def write(
+        self,
+        version: bytes,
+        size_bytes: int,
+        blocks: BlockRange,
+        data: bytes | bytearray | memoryview,
+        digests: bytes | memoryview,
+    ) -> None:
+        """Blocks that matched their digests; see Store.write. Raises CacheWriteError."""
+        touched = extents_of(blocks)
+        while True:
+            await self._shelf.settled(version)
+            file = self._shelf.find(version, size_bytes)
+            if file is None:
+                if version in self._shelf.files:
+                    raise CacheWriteError("the process has too many open files to look into the cache")
+                if self._shelf.is_removing(version):
+                    continue
+                file = self._shelf.add(version, size_bytes)
+            if loaded(file).covers(blocks.first_block, blocks.end_block):
+                return
+            punches = {file.punching[extent] for extent in touched if extent in file.punching}
+            if not punches:
+                break
+            await asyncio.wait(punches)
+        extents = file.extents
+        assert extents is not None
+        for extent in touched:
+            extents.hold(extent)
+        try:
+            await self._write_held(file, blocks, data, digests)
+        except CacheWriteError:
+            self.errors_total += 1
+            raise
+        finally:
+            for extent in touched:
+                extents.let_go(extent)
+            self._shelf.remove_if_empty(file)
+
+    async def _write_held(
+        self, file: CachedFile, blocks: BlockRange, data: bytes | bytearray | memoryview, digests: bytes | memoryview
+    ) -> None:
+        new_count = sum(found.block_count for found in loaded(file).missing(blocks))
+        overhead_bytes = WRITE_OVERHEAD_BYTES if file.on_disk else FILE_OVERHEAD_BYTES
+        need_bytes = new_count * BLOCK_BYTES + overhead_bytes * len(extents_of(blocks))
+        need_inodes = 0 if file.on_disk else _FILE_INODES
+        await self._reclaim.reserve(need_bytes, need_inodes)
+        try:
+            space = await self._write_to_disk(file, blocks, data, digests, need_bytes)
+            if file.removed:
+                return
+            self._shelf.recharge(file)
+        finally:
+            self._reclaim.release(need_bytes, need_inodes)
+        if space is not None:
+            self._reclaim.look(space)
+        if self._health.wrote():
+            log.info("the cache disk takes writes again")
+        loaded(file).set_verified(blocks)
+        assert file.extents is not None
+        for extent in extents_of(blocks):
+            part_blocks = min(blocks.end_block, (extent + 1) * EXTENT_BLOCKS) - max(
+                blocks.first_block, extent * EXTENT_BLOCKS
+            )
+            self._policy.wrote(file.extents, extent, part_blocks * BLOCK_BYTES)
+        self._on_written(file)
+
+    async def _write_to_disk(
+        self,
+        file: CachedFile,
+        blocks: BlockRange,
+        data: bytes | bytearray | memoryview,
+        digests: bytes | memoryview,
+        need_bytes: int,
+    ) -> FreeSpace | None:
+        for last_try in (False, True):
+            try:
+                if not file.on_disk and not file.removed:
+                    self._directory.check(self._disk)
+                    await self._shelf.create(file)
+                if file.removed:
+                    return None  # dropped while we waited: there is nothing to keep these blocks in
+                self._shelf.open(file)
+                self._unseen_bytes += len(data)
+                look = self._unseen_bytes >= CACHE_STATVFS_EVERY_BYTES
+                if look:
+                    self._unseen_bytes = 0
+                pair = (file.data_fd, file.index_fd)
+                return await self._shelf.run(
+                    self._shelf.write_pool, file, self._write_job, pair, file.size_bytes, blocks, data, digests, look
+                )
+            except OSError as error:
+                if error.errno in OUT_OF_SPACE:
+                    if not last_try and await self._squeezed(need_bytes):
+                        continue
+                    raise CacheWriteError(f"the cache disk is full: {error.strerror}") from error
+                if error.errno not in NOT_THE_DISK:
+                    self._disk_failed(error)
+                raise CacheWriteError(f"cache write failed: {error.strerror or error}") from error
+        raise AssertionError("the last try returns or raises")
+
+    def _write_job(
+        self,
+        pair: tuple[int, int],
+        size_bytes: int,
+        blocks: BlockRange,
+        data: bytes | bytearray | memoryview,
+        digests: bytes | memoryview,
+        look: bool,
+    ) -> FreeSpace | None:
+        """In a thread: the directory is still there, the blocks, and now and then the disk's free space."""
+        self._directory.check(self._disk)
+        write_blocks(self._disk, pair, size_bytes, blocks.first_block, data, digests)
+        return free_space(self._disk, str(self._directory.path)) if look else None
+
+    async def _squeezed(self, need_bytes: int) -> bool:
+        try:
+            return await self._reclaim.squeeze(need_bytes)
+        except OSError as error:
+            self._disk_failed(error)
+            return False
