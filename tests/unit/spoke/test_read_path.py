@@ -1,0 +1,232 @@
+"""From a READ at the mount to the hub and back: right bytes, one fetch a block, bounded waits, whatever goes wrong."""
+
+import asyncio
+import random
+
+import pytest
+
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
+from common.errors import CorruptData, DeadlineExceeded, HeadraceError, SourceReadError, StaleVersion
+from common.serving.source import Extent
+from tests.unit.spoke.conftest import until
+
+MIB = 1 << 20
+
+
+def noise(size_bytes: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size_bytes)
+
+
+async def test_any_range_of_a_cold_file_then_of_the_cached_one(make_read_path) -> None:
+    data = noise(3 * MIB + 123)
+    path = await make_read_path({b"f": data})
+    handle = path.open(b"f")
+    dice = random.Random(7)
+    for _ in range(60):
+        offset, length = dice.randrange(len(data) + 100), dice.choice([1, 4096, 5000, 131072, 2 * MIB])
+        assert await path.read(handle, offset, length) == data[offset : offset + length]
+    await path.fetcher.written()
+    fetched = path.counts.fetched_bytes
+    await path.read(handle, 0, len(data))
+    fetched_all = path.counts.fetched_bytes
+    assert fetched <= fetched_all <= -(-len(data) // BLOCK_BYTES) * BLOCK_BYTES
+    await path.fetcher.written()
+    path.source.failure = SourceReadError("the hub must not be asked again")
+    assert bytes(path.reads.read_nowait(handle, 0, len(data), 1) or b"") == data
+    assert path.counts.fetched_bytes == fetched_all
+
+
+async def test_an_empty_file_and_a_read_past_the_end(make_read_path) -> None:
+    path = await make_read_path({b"empty": b"", b"one": b"x"})
+    assert path.reads.read_nowait(path.open(b"empty"), 0, 100, 1) == b""
+    assert await path.read(path.open(b"one"), 5, 100) == b""
+    assert await path.read(path.open(b"one"), 0, 100) == b"x"
+
+
+async def test_many_readers_of_one_cold_block_cost_one_request(make_read_path) -> None:
+    data = noise(MIB)
+    path = await make_read_path({b"f": data})
+    path.source.gate = asyncio.Event()
+    handle = path.open(b"f")
+    readers = [asyncio.create_task(path.read(handle, 0, 4096 * (1 + number % 3))) for number in range(64)]
+    await until(lambda: path.reads.waiting == 64 and path.source.reads_open > 0)
+    readers[0].cancel()  # the first one's death must not hurt the rest
+    path.source.gate.set()
+    answers = await asyncio.gather(*readers, return_exceptions=True)
+    assert isinstance(answers[0], asyncio.CancelledError)
+    assert [answers[number] == data[: 4096 * (1 + number % 3)] for number in range(1, 64)] == [True] * 63
+    asked = [block for _, blocks in path.source.reads for block in range(blocks.first_block, blocks.end_block)]
+    assert sorted(asked) == [0, 1, 2]
+
+
+async def test_a_prefetch_that_somebody_waits_for_is_promoted(make_read_path) -> None:
+    data = noise(4 * MIB)
+    path = await make_read_path({b"f": data})
+    path.source.gate = asyncio.Event()
+    handle = path.open(b"f")
+    assert path.fetcher.prefetch(handle.version, len(data), BlockRange(0, 1024)) == len(data)
+    assert path.fetcher.prefetch_outstanding_bytes == len(data)
+    reader = asyncio.create_task(path.read(handle, 3 * MIB, 4096))
+    await until(lambda: path.reads.waiting == 1)
+    assert path.fetcher.prefetch_outstanding_bytes == 3 * MIB, "one extent is demand now"
+    path.source.gate.set()
+    assert await reader == data[3 * MIB : 3 * MIB + 4096]
+    await until(lambda: path.counts.fetched_bytes == len(data))
+    assert (path.counts.late, path.counts.misses) == (1, 0)
+    assert path.fetcher.prefetch_outstanding_bytes == 0
+
+
+async def test_a_changed_file_is_estale_and_nothing_of_it_is_cached(make_read_path) -> None:
+    path = await make_read_path({b"f": noise(MIB)})
+    handle = path.open(b"f")
+    path.source.put(b"f", noise(MIB, seed=2))
+    with pytest.raises(StaleVersion):
+        await path.read(handle, 0, 4096)
+    assert path.store.state(handle.version, handle.size_bytes) == "absent"
+    assert path.counts.stale_reads == 1
+
+
+async def test_no_answer_ends_in_the_read_timeout_and_a_later_read_succeeds(make_read_path) -> None:
+    data = noise(MIB)
+    path = await make_read_path({b"f": data}, read_timeout_s=0.3)
+    path.source.gate = asyncio.Event()
+    handle = path.open(b"f")
+    with pytest.raises(DeadlineExceeded, match=r"within the read timeout of 0\.3 s"):
+        await path.read(handle, 0, 4096)
+    assert path.reads.waiting == 0
+    path.source.gate.set()
+    assert await path.read(handle, 0, 4096) == data[:4096]
+
+
+async def test_cached_reads_go_on_while_every_fetch_is_stuck(make_read_path) -> None:
+    data = noise(2 * MIB)
+    path = await make_read_path({b"f": data, b"cold": noise(MIB, seed=3)})
+    handle = path.open(b"f")
+    await path.read(handle, 0, len(data))
+    await path.fetcher.written()
+    path.source.gate = asyncio.Event()
+    stuck = [asyncio.create_task(path.read(path.open(b"cold"), number * 4096, 4096)) for number in range(200)]
+    await until(lambda: path.reads.waiting == 200)
+    assert await path.read(handle, MIB, 4096) == data[MIB : MIB + 4096]
+    path.source.gate.set()
+    await asyncio.gather(*stuck)
+
+
+async def test_a_disk_error_at_the_hub_is_tried_again_and_then_told(make_read_path, monkeypatch) -> None:
+    monkeypatch.setattr("common.limits.RETRY_FIRST_S", 0.01)
+    data = noise(MIB)
+    path = await make_read_path({b"f": data})
+    handle = path.open(b"f")
+    path.source.failure = SourceReadError("I/O error")
+    reader = asyncio.create_task(path.read(handle, 0, 4096))
+    await until(lambda: len(path.source.reads) >= 2)
+    path.source.failure = None
+    assert await reader == data[:4096]
+    path.source.failure = SourceReadError("I/O error")
+    with pytest.raises(SourceReadError, match="I/O error"):
+        await path.read(handle, 512 * 1024, 4096)
+
+
+async def test_wrong_bytes_past_tcps_checksum_are_fetched_again_and_never_delivered(make_read_path, monkeypatch) -> None:
+    monkeypatch.setattr("common.limits.RETRY_FIRST_S", 0.01)
+    data = noise(MIB)
+    path = await make_read_path({b"f": data})
+    handle = path.open(b"f")
+    honest, lies = path.source.read_extent, [2, 10**9]
+
+    async def lying(version: bytes, blocks: BlockRange) -> Extent:
+        extent = await honest(version, blocks)
+        if lies[0] > 0:
+            lies[0] -= 1
+            damaged = bytearray(extent.data)
+            damaged[-1] ^= 1
+            return extent._replace(data=damaged)
+        return extent
+
+    monkeypatch.setattr(path.source, "read_extent", lying)
+    assert await path.read(handle, 0, 8192) == data[:8192]
+    assert path.counts.corrupt_on_wire == 2
+    lies[0] = lies[1]
+    with pytest.raises(CorruptData):
+        await path.read(handle, 65536, 8192)
+
+
+async def test_requests_outlive_their_links(make_read_path) -> None:
+    data = noise(8 * MIB)
+    path = await make_read_path({b"f": data}, links=3)
+    await until(lambda: path.client.link_count == 4)
+    path.source.gate = asyncio.Event()
+    handle = path.open(b"f")
+    readers = [asyncio.create_task(path.read(handle, number * EXTENT_BYTES, EXTENT_BYTES)) for number in range(8)]
+    await until(lambda: path.source.reads_open >= 1)
+    for link in list(path.client._links):
+        link._transport.abort()  # type: ignore[union-attr]
+    path.source.gate.set()
+    assert b"".join(await asyncio.gather(*readers)) == data
+    await until(lambda: path.client.link_count == 4)
+    assert (path.feed.ups, path.feed.losses) == (2, 1)
+
+
+async def test_prefetch_runs_ahead_of_a_sequential_reader(make_read_path) -> None:
+    data = noise(24 * MIB)
+    path = await make_read_path({b"f": data}, prefetch=True)
+    handle = path.open(b"f")
+    path.reads._observer.opened(handle, 1)
+    for offset in range(0, len(data), 131072):
+        piece = path.reads.read_nowait(handle, offset, 131072, 1) or await path.read(handle, offset, 131072)
+        assert bytes(piece) == data[offset : offset + 131072]
+    assert path.counts.misses <= 4, "only the first reads ask for themselves"
+    assert path.counts.fetched_bytes == len(data), "and nothing is fetched twice"
+
+
+async def test_a_cache_that_cannot_write_costs_only_refetches(make_read_path, monkeypatch) -> None:
+    from common.errors import CacheWriteError
+
+    data = noise(4 * MIB)
+    path = await make_read_path({b"f": data}, prefetch=True)
+
+    async def full(*_args: object) -> None:
+        raise CacheWriteError("no space left on device")
+
+    monkeypatch.setattr(path.store, "write", full)
+    handle = path.open(b"f")
+    for offset in range(0, len(data), 65536):
+        assert await path.read(handle, offset, 65536) == data[offset : offset + 65536]
+    assert path.counts.fetched_bytes <= len(data) + MIB, "what the disk would not take is served from memory"
+
+
+async def test_kept_memory_is_bounded_when_the_cache_cannot_write(make_read_path, monkeypatch) -> None:
+    from common.errors import CacheWriteError
+
+    monkeypatch.setattr("common.limits.BYPASS_MEMORY_BYTES", 2 * MIB)
+    data = noise(8 * MIB)
+    path = await make_read_path({b"f": data})
+
+    async def full(*_args: object) -> None:
+        raise CacheWriteError("no space left on device")
+
+    monkeypatch.setattr(path.store, "write", full)
+    handle = path.open(b"f")
+    for offset in range(0, len(data), MIB):
+        assert await path.read(handle, offset, MIB) == data[offset : offset + MIB]
+    await path.fetcher.written()
+    assert path.fetcher._kept_bytes <= 2 * MIB
+    assert len(path.fetcher._flights) <= 2
+
+
+async def test_a_cache_smaller_than_the_file_still_makes_progress(make_read_path) -> None:
+    data = noise(48 * MIB)
+    path = await make_read_path({b"f": data}, prefetch=True, capacity_bytes=16 << 20)
+    handle = path.open(b"f")
+    path.reads._observer.opened(handle, 1)
+    for _ in range(2):
+        for offset in range(0, len(data), MIB):
+            assert await path.read(handle, offset, MIB) == data[offset : offset + MIB]
+    assert path.store.usage().used_bytes <= path.store.usage().capacity_bytes
+
+
+async def test_an_unforeseen_answer_reaches_the_reader_as_an_error(make_read_path) -> None:
+    path = await make_read_path({b"f": noise(MIB)})
+    path.source.failure = ZeroDivisionError("a bug at the hub")
+    with pytest.raises(HeadraceError, match="internal error"):
+        await path.read(path.open(b"f"), 0, 4096)
