@@ -517,7 +517,7 @@ async def test_replies_nobody_reads_stop_the_requests(serve: Serve, monkeypatch:
     (session,) = server._sessions.values()
     transport = session._transport
     assert transport is not None
-    count = 30_000
+    count = 8_000
     read = Read(bytes(16), (BlockRange(0, 1),), Priority.DEMAND, 0)
     client.send_raw(b"".join(bytes(encode(read, number)[0]) for number in range(1, count + 1)))
     await until(lambda: session._read_paused)
