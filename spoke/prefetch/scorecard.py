@@ -1,0 +1,180 @@
+"""What prefetch was worth: hits, late hits, misses, bytes used and wasted, lead time, by reason; and what is outstanding.
+
+The ledger keeps two bits a block, as integers of 256 bits per extent: planned and not arrived, arrived and not read. It is
+bounded, and an extent that falls out of it is simply not counted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from common import limits
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
+
+
+class Reason(Enum):
+    """Why something is fetched ahead."""
+
+    SEQUENTIAL = "sequential"
+    SMALL_FILE = "small-file"
+    NEXT_FILE = "next-file"
+
+
+@dataclass(slots=True)
+class ReasonScore:
+    """Bytes are whole blocks. ``lead_s_total`` over ``leads`` extents: how long data lay ready before the first read."""
+
+    planned_bytes: int = 0
+    arrived_bytes: int = 0
+    used_bytes: int = 0
+    wasted_bytes: int = 0
+    lead_s_total: float = 0.0
+    leads: int = 0
+
+
+@dataclass(slots=True)
+class Scorecard:
+    """Counters since start. ``hits``, ``late`` and ``misses`` are reads as the read path judged them."""
+
+    hits: int = 0
+    late: int = 0
+    misses: int = 0
+    read_bytes: int = 0
+    reasons: dict[Reason, ReasonScore] = field(default_factory=lambda: {reason: ReasonScore() for reason in Reason})
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(score.used_bytes for score in self.reasons.values())
+
+    @property
+    def wasted_bytes(self) -> int:
+        return sum(score.wasted_bytes for score in self.reasons.values())
+
+
+class _Extent:
+    __slots__ = ("arrived_s", "awaited", "outstanding", "planned_s", "reason", "unread")
+
+    def __init__(self, reason: Reason, now_s: float) -> None:
+        self.outstanding = 0
+        self.awaited = 0  # outstanding, and somebody reads it already
+        self.unread = 0
+        self.reason = reason
+        self.planned_s = now_s
+        self.arrived_s = now_s
+
+
+class Ledger:
+    """Which blocks are on their way, and which came and were not read; keeps the scorecard."""
+
+    def __init__(self, scorecard: Scorecard) -> None:
+        self._score = scorecard
+        self._extents: OrderedDict[tuple[bytes, int], _Extent] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._extents)
+
+    def plan(self, now_s: float, version: bytes, blocks: BlockRange, reason: Reason) -> list[BlockRange]:
+        """The parts of ``blocks`` that are not on their way yet, now marked as such."""
+        fresh: list[BlockRange] = []
+        for index, mask in _masks(blocks):
+            key = (version, index)
+            extent = self._extents.get(key)
+            if extent is None:
+                extent = self._extents[key] = _Extent(reason, now_s)
+                if len(self._extents) > limits.PREFETCH_LEDGER_MAX_EXTENTS:
+                    self._extents.popitem(last=False)
+            new = mask & ~extent.outstanding
+            if new:
+                extent.outstanding |= new
+                extent.unread &= ~new  # asked for again: it must have been evicted
+                extent.reason = reason
+                extent.planned_s = now_s
+                self._score.reasons[reason].planned_bytes += new.bit_count() * BLOCK_BYTES
+                _append_ranges(fresh, index, new)
+        return fresh
+
+    def arrived(self, now_s: float, version: bytes, blocks: BlockRange) -> float | None:
+        """Blocks came; seconds since they were planned, or None if they were not."""
+        took_s: float | None = None
+        for index, mask in _masks(blocks):
+            extent = self._extents.get((version, index))
+            if extent is not None and (came := mask & extent.outstanding):
+                score = self._score.reasons[extent.reason]
+                score.arrived_bytes += came.bit_count() * BLOCK_BYTES
+                score.used_bytes += (came & extent.awaited).bit_count() * BLOCK_BYTES
+                extent.outstanding &= ~came
+                extent.unread |= came & ~extent.awaited
+                extent.awaited &= ~came
+                extent.arrived_s = now_s
+                took_s = now_s - extent.planned_s
+                if not extent.unread and not extent.outstanding:
+                    del self._extents[(version, index)]
+        return took_s
+
+    def failed(self, version: bytes, blocks: BlockRange) -> None:
+        self._clear(version, blocks, count_waste=False)
+
+    def evicted(self, version: bytes, blocks: BlockRange) -> None:
+        """The cache let blocks go; those that nobody had read were wasted."""
+        self._clear(version, blocks, count_waste=True)
+
+    def read(self, now_s: float, version: bytes, blocks: BlockRange, *, late: bool) -> None:
+        """Blocks were read. ``late``: the reader waits for some; otherwise what still counts as outstanding was there all along."""
+        for index, mask in _masks(blocks):
+            extent = self._extents.get((version, index))
+            if extent is None:
+                continue
+            if used := mask & extent.unread:
+                extent.unread &= ~used
+                score = self._score.reasons[extent.reason]
+                score.used_bytes += used.bit_count() * BLOCK_BYTES
+                score.lead_s_total += now_s - extent.arrived_s
+                score.leads += 1
+            if waited := mask & extent.outstanding:
+                if late:
+                    extent.awaited |= waited
+                else:
+                    extent.outstanding &= ~waited
+            if not extent.unread and not extent.outstanding:
+                del self._extents[(version, index)]
+
+    def _clear(self, version: bytes, blocks: BlockRange, *, count_waste: bool) -> None:
+        for index, mask in _masks(blocks):
+            extent = self._extents.get((version, index))
+            if extent is None:
+                continue
+            if count_waste and (wasted := mask & extent.unread):
+                self._score.reasons[extent.reason].wasted_bytes += wasted.bit_count() * BLOCK_BYTES
+                extent.unread &= ~wasted
+            if not count_waste:
+                extent.outstanding &= ~mask
+                extent.awaited &= ~mask
+            if not extent.unread and not extent.outstanding:
+                del self._extents[(version, index)]
+
+
+def _masks(blocks: BlockRange) -> Iterator[tuple[int, int]]:
+    """(extent index, bits of the blocks in it) for each extent that ``blocks`` touches."""
+    first_block, end_block = blocks.first_block, blocks.first_block + blocks.block_count
+    while first_block < end_block:
+        index, bit = divmod(first_block, EXTENT_BLOCKS)
+        count = min(EXTENT_BLOCKS - bit, end_block - first_block)
+        yield index, ((1 << count) - 1) << bit
+        first_block += count
+
+
+def _append_ranges(ranges: list[BlockRange], index: int, mask: int) -> None:
+    """Add the runs of set bits of one extent, joined to the last range where they touch."""
+    base_block = index * EXTENT_BLOCKS
+    while mask:
+        bit = (mask & -mask).bit_length() - 1
+        count = (~(mask >> bit) & -~(mask >> bit)).bit_length() - 1
+        mask &= ~(((1 << count) - 1) << bit)
+        first_block = base_block + bit
+        if ranges and ranges[-1].end_block == first_block:
+            ranges[-1] = BlockRange(ranges[-1].first_block, ranges[-1].block_count + count)
+        else:
+            ranges.append(BlockRange(first_block, count))

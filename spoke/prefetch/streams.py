@@ -1,0 +1,224 @@
+"""Finds sequential runs among the reads of one file, by place alone.
+
+Handles and threads say little: forked workers share a descriptor, page faults of one reader come from many threads,
+and the kernel sends readahead out of order. So a read belongs to the run that ends where it begins, whoever made it,
+and runs that come to touch are one. Every lookup is one dict access; a page of overlap (page-rounded reads) is forgiven.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from enum import Enum
+
+from common import limits
+from spoke.prefetch.window import Window
+
+RANDOM_FAULT_BLOCKS = 32
+"""A random page fault arrives as a READ of exactly 128 KiB, centred on the page, so seldom aligned to its own size."""
+
+_HISTORY_READS = 32
+_RANDOM_SHARE = 0.25
+_READS_NORMAL, _READS_FAULT, _READS_RANDOM, _READS_DISTRUSTED = 2, 3, 4, 8
+_CHANCE = math.log(0.01)
+"""A run that random reads would bring about less often than this is taken for a stream."""
+
+
+class Join(Enum):
+    NEW = "new"
+    JOINED = "joined"
+    ECHO = "echo"  # the place a run has just read, read again (a second reader at its heels)
+
+
+class Run:
+    """A contiguous run of reads: blocks from ``start_block`` up to ``next_block``, in ``reads`` reads.
+
+    Once ``window`` is there it is a stream, planned up to ``planned_block``. ``evidence_blocks``: what it has read in a
+    row. ``charged_blocks``: what was written off as wasted when the file was closed.
+    """
+
+    __slots__ = ("charged_blocks", "evidence_blocks", "last_read_s", "next_block", "planned_block", "reads",
+                 "start_block", "stream_id", "window")  # fmt: skip
+
+    def __init__(self, stream_id: int, start_block: int, next_block: int, now_s: float) -> None:
+        self.stream_id = stream_id
+        self.start_block = start_block
+        self.next_block = next_block
+        self.planned_block = next_block
+        self.reads = 1
+        self.evidence_blocks = next_block - start_block
+        self.last_read_s = now_s
+        self.charged_blocks = 0
+        self.window: Window | None = None
+
+    @property
+    def ahead_blocks(self) -> int:
+        """Planned and not yet read."""
+        return max(0, self.planned_block - self.next_block)
+
+
+class RunTable:
+    """The runs of one file of ``block_count`` blocks. Bounded: candidates (not yet streams) and streams each forget the longest unread.
+
+    ``dropped`` collects the streams that were forgotten or merged away, until the planner takes them.
+    """
+
+    def __init__(self, block_count: int) -> None:
+        self._block_count = block_count
+        self._by_next: dict[int, Run] = {}
+        self._by_start: dict[int, Run] = {}  # candidates only: what a late-coming earlier read joins
+        self._candidates: OrderedDict[int, Run] = OrderedDict()
+        self._streams: OrderedDict[int, Run] = OrderedDict()
+        self._join_share = 0.5
+        self.dropped: list[Run] = []
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def streams(self) -> list[Run]:
+        """The longest unread first."""
+        return list(self._streams.values())
+
+    @property
+    def looks_random(self) -> bool:
+        """Few of the last reads followed another."""
+        return self._join_share < _RANDOM_SHARE
+
+    def observe(self, start_block: int, end_block: int, now_s: float, new_id: int) -> tuple[Run, Join]:
+        """The run that a read of blocks ``start_block`` to ``end_block`` (not empty) belongs to; ``new_id`` if it begins one."""
+        by_next = self._by_next
+        run = by_next.get(start_block)
+        if run is None and end_block > start_block + 1:
+            run = by_next.get(start_block + 1)
+        if run is not None:
+            self._extend(run, end_block, now_s)
+            return self._merge_at_end(run), self._joined()
+        echoed = by_next.get(end_block)
+        if echoed is not None:
+            echoed.last_read_s = now_s
+            return echoed, Join.ECHO
+        later = self._by_start.pop(end_block, None)
+        if later is not None:  # the earlier read came second
+            later.evidence_blocks += end_block - start_block
+            later.start_block = start_block
+            later.reads += 1
+            later.last_read_s = now_s
+            self._by_start[start_block] = later
+            self._candidates.move_to_end(later.stream_id)
+            return later, self._joined()
+        run = Run(new_id, start_block, end_block, now_s)
+        self._join_share -= self._join_share / _HISTORY_READS
+        self._forget_candidate(self._by_start.get(start_block))
+        self._candidates[new_id] = run
+        by_next[end_block] = run
+        self._by_start[start_block] = run
+        if len(self._candidates) > limits.PREFETCH_CANDIDATES_PER_FILE:
+            self._forget_candidate(next(iter(self._candidates.values())))
+        return run, Join.NEW
+
+    def is_stream(self, run: Run, start_block: int, end_block: int, *, trusted: bool) -> bool:
+        """Whether a candidate, whose latest read this was, has shown enough: the less likely streams are here, the more it takes."""
+        if not trusted:
+            return run.reads >= _READS_DISTRUSTED
+        if self.looks_random:
+            return run.reads >= _READS_RANDOM and not self._may_be_chance(run, end_block - start_block)
+        if start_block == 0:
+            return True  # a file read from its first byte on
+        if run.reads < _READS_NORMAL:
+            return False
+        unaligned = start_block % RANDOM_FAULT_BLOCKS != 0
+        if unaligned and end_block - start_block == RANDOM_FAULT_BLOCKS and run.reads < _READS_FAULT:
+            return False
+        return not self._may_be_chance(run, end_block - start_block)
+
+    def _may_be_chance(self, run: Run, read_blocks: int) -> bool:
+        """Random reads of this size hit an end of some run so often that one as long as this proves nothing."""
+        ends = len(self._by_next) + len(self._by_start)
+        probability = ends * read_blocks / self._block_count
+        if probability >= 1.0:
+            return run.reads < _READS_DISTRUSTED
+        return run.reads < min(_READS_DISTRUSTED, 1 + _CHANCE / math.log(probability))
+
+    def promote(self, run: Run, read_blocks: int, window: Window) -> None:
+        """Make a candidate a stream, by a read of ``read_blocks``. Inside what another stream has planned, it takes up from there."""
+        if run.reads > _READS_NORMAL:
+            run.evidence_blocks = (
+                read_blocks  # a doubtful case: the run that convinced us does not also widen the window
+            )
+        del self._candidates[run.stream_id]
+        if self._by_start.get(run.start_block) is run:
+            del self._by_start[run.start_block]
+        run.window = window
+        run.planned_block = run.next_block
+        for other in self._streams.values():
+            if other.start_block <= run.next_block <= other.planned_block:
+                run.planned_block = max(run.planned_block, other.planned_block)
+                if run.start_block >= other.next_block:  # its reader skipped a little: this is the same stream
+                    run.evidence_blocks += other.evidence_blocks
+                    other.planned_block = other.next_block
+                    if other.window is not None:
+                        window.window_bytes = max(window.window_bytes, other.window.window_bytes)
+        self._streams[run.stream_id] = run
+        if len(self._streams) > limits.PREFETCH_STREAMS_PER_FILE:
+            self._forget_stream(next(iter(self._streams.values())))
+
+    def anticipate(self, new_id: int, window: Window, evidence_blocks: int, now_s: float) -> Run:
+        """A stream at the first block of a file nobody has read yet; it goes on what the one before it has shown."""
+        run = Run(new_id, 0, 0, now_s)
+        run.window = window
+        run.evidence_blocks = evidence_blocks
+        self._by_next.setdefault(0, run)
+        self._streams[new_id] = run
+        return run
+
+    # --- bookkeeping -------------------------------------------------------------------------------------
+
+    def _joined(self) -> Join:
+        self._join_share += (1.0 - self._join_share) / _HISTORY_READS
+        return Join.JOINED
+
+    def _extend(self, run: Run, end_block: int, now_s: float) -> None:
+        del self._by_next[run.next_block]
+        run.evidence_blocks += end_block - run.next_block
+        run.next_block = end_block
+        run.reads += 1
+        run.last_read_s = now_s
+        (self._candidates if run.window is None else self._streams).move_to_end(run.stream_id)
+
+    def _merge_at_end(self, run: Run) -> Run:
+        """Join what begins where ``run`` ends (it came early) and what ends there too; returns the one that stays."""
+        early = self._by_start.get(run.next_block)
+        while early is not None and early is not run:
+            self._forget_candidate(early)
+            run.evidence_blocks += early.evidence_blocks
+            run.next_block = early.next_block
+            run.reads += early.reads
+            early = self._by_start.get(run.next_block)
+        other = self._by_next.get(run.next_block)
+        if other is not None and other is not run:
+            if other.window is not None and (run.window is None or other.evidence_blocks >= run.evidence_blocks):
+                run, other = other, run
+            run.last_read_s = max(run.last_read_s, other.last_read_s)
+            run.planned_block = max(run.planned_block, other.planned_block)
+            other.planned_block = other.next_block
+            if other.window is None:
+                self._forget_candidate(other)
+            else:
+                self._forget_stream(other)
+        self._by_next[run.next_block] = run
+        return run
+
+    def _forget_candidate(self, run: Run | None) -> None:
+        if run is None:
+            return
+        self._candidates.pop(run.stream_id, None)
+        if self._by_start.get(run.start_block) is run:
+            del self._by_start[run.start_block]
+        if self._by_next.get(run.next_block) is run:
+            del self._by_next[run.next_block]
+
+    def _forget_stream(self, run: Run) -> None:
+        self._streams.pop(run.stream_id, None)
+        if self._by_next.get(run.next_block) is run:
+            del self._by_next[run.next_block]
+        self.dropped.append(run)

@@ -1,0 +1,102 @@
+"""How far ahead of its reader a stream fetches: consumption rate x time to fetch x safety, found by growing while late.
+
+A cold reader takes data as fast as they come, so its rate, measured while it waits, says nothing: every late read
+doubles the window instead. Once reads are hits the measured rate rules, and a window that is far too wide shrinks.
+"""
+
+from __future__ import annotations
+
+from common import limits
+
+SAFETY = 2.0
+_RATE_SAMPLE_S = 0.1
+_RATE_FALL = 0.3
+_SHRINK = 1 / 64
+
+
+class Window:
+    """One stream's window. ``rate_bytes_per_s``: consumption as last measured (0: not yet)."""
+
+    __slots__ = ("_sample_bytes", "_sample_start_s", "rate_bytes_per_s", "window_bytes")
+
+    def __init__(self, now_s: float) -> None:
+        self.window_bytes = 0
+        self.rate_bytes_per_s = 0.0
+        self._sample_start_s = now_s
+        self._sample_bytes = 0
+
+    def read(
+        self, now_s: float, length_bytes: int, evidence_bytes: int, *, late: bool, latency_s: float, cap_bytes: int
+    ) -> None:
+        """Learn from a read of the stream. ``latency_s``: from asking the hub to having the bytes; ``cap_bytes``: this stream's share."""
+        self._sample_bytes += length_bytes
+        elapsed_s = now_s - self._sample_start_s
+        if elapsed_s >= _RATE_SAMPLE_S:
+            rate = self._sample_bytes / elapsed_s
+            falling = rate < self.rate_bytes_per_s
+            self.rate_bytes_per_s += (rate - self.rate_bytes_per_s) * (_RATE_FALL if falling else 1.0)
+            self._sample_start_s, self._sample_bytes = now_s, 0
+        wanted = max(limits.PREFETCH_WINDOW_MIN_BYTES, int(self.rate_bytes_per_s * latency_s * SAFETY))
+        window_bytes = self.window_bytes
+        if late:
+            window_bytes = max(2 * window_bytes, wanted)
+        elif window_bytes > 2 * wanted:
+            window_bytes -= int(window_bytes * _SHRINK)
+        else:
+            window_bytes = max(window_bytes, wanted)
+        self.window_bytes = min(window_bytes, cap_bytes, limits.PREFETCH_EVIDENCE_FACTOR * evidence_bytes)
+
+
+class Latency:
+    """From asking the hub to having the bytes: what the link says, and what fetches really took."""
+
+    def __init__(self) -> None:
+        self.rtt_s = limits.PREFETCH_ASSUMED_RTT_S
+        self.rate_bytes_per_s = 0.0
+        self._fetch_s = 0.0
+
+    def link(self, rtt_s: float, rate_bytes_per_s: float) -> None:
+        self.rtt_s = max(0.0, rtt_s)
+        self.rate_bytes_per_s = max(0.0, rate_bytes_per_s)
+
+    def fetched(self, took_s: float) -> None:
+        """A fetch took so long, queues of our own making included."""
+        self._fetch_s += (took_s - self._fetch_s) / 16
+
+    @property
+    def latency_s(self) -> float:
+        """At least the round trip; bounded, so that long queues do not call for longer ones."""
+        return min(max(self.rtt_s, self._fetch_s), 3 * self.rtt_s + 0.05)
+
+    @property
+    def outstanding_limit_bytes(self) -> int:
+        """What may usefully be in flight: three times what the link holds, as far as it was measured."""
+        return max(limits.PREFETCH_OUTSTANDING_MIN_BYTES, int(3 * self.rate_bytes_per_s * self.rtt_s))
+
+
+class Trust:
+    """Whether predictions earn their bytes: what was prefetched and never read, against what was read.
+
+    Distrust passes by itself as reads go on: what is held against it never exceeds what is forgiven by that much.
+    """
+
+    __slots__ = ("read_bytes", "wasted_bytes")
+
+    def __init__(self) -> None:
+        self.read_bytes = 0
+        self.wasted_bytes = 0
+
+    @property
+    def _forgiven_bytes(self) -> float:
+        return limits.PREFETCH_WASTE_ALLOWANCE_BYTES + limits.PREFETCH_WASTE_SHARE * self.read_bytes
+
+    @property
+    def earned(self) -> bool:
+        return self.wasted_bytes <= self._forgiven_bytes
+
+    def wasted(self, size_bytes: int) -> None:
+        most_bytes = int(self._forgiven_bytes) + limits.PREFETCH_DISTRUST_MAX_BYTES
+        self.wasted_bytes = max(self.wasted_bytes, min(self.wasted_bytes + size_bytes, most_bytes))
+
+    def used_after_all(self, size_bytes: int) -> None:
+        self.wasted_bytes = max(0, self.wasted_bytes - size_bytes)
