@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import time
 from collections.abc import Callable, Coroutine
@@ -40,6 +41,16 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+
+
+def settle_memory() -> None:
+    """Take what is loaded now out of the garbage collector's sight.
+
+    A tree of a million names makes a full collection take 0.3 to 0.9 s, and all readers wait meanwhile; frozen, it costs
+    microseconds. What is frozen is still freed by reference counts.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:

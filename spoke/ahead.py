@@ -81,6 +81,11 @@ class Ahead:
         if self._planner is not None:
             self._planner.failed(self._clock(), version, blocks)
 
+    def evicted(self, version: bytes, blocks: BlockRange) -> None:
+        """The cache let go of blocks: prefetched ones that nobody read were wasted."""
+        if self._planner is not None:
+            self._planner.evicted(version, blocks)
+
     def corrupt_on_wire(self, version: bytes, block: int) -> None:
         self._counts.corrupt_on_wire += 1
 

@@ -85,6 +85,7 @@ class Spoke:
         self.ahead = Ahead(self.planner, self.counts, clock)
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
         self.ahead.attach(self.fetcher, self.client)
+        store.on_gone = self.ahead.evicted
         self.reads = Reads(store, self.fetcher, self.ahead, clock, read_timeout_s=settings.read_timeout)
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
@@ -141,6 +142,7 @@ class Spoke:
         self.fetcher.start()
         self.client.start()
         await self._get_names()
+        runtime.settle_memory()
         await self._mount()
         await self.control.start()
         await self.pages.start(*parse_address(settings.metrics))

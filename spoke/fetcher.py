@@ -15,7 +15,7 @@ from typing import Protocol
 from common import backoff, limits
 from common.blocks import BLOCK_BYTES, BlockRange, byte_length
 from common.digest import first_mismatch
-from common.errors import CacheWriteError, CorruptData, HeadraceError, HubUnreachable, Overloaded
+from common.errors import CacheWriteError, CorruptData, DeadlineExceeded, HeadraceError, HubUnreachable, Overloaded
 from common.log import get_logger
 from common.runtime import cancel_and_wait
 from common.wire.messages import Data, Priority
@@ -92,9 +92,9 @@ class Fetcher:
     ) -> bool:
         """Make ``want`` wait for the ``missing`` blocks; True if others had asked for all of them already.
 
-        Adds to ``want.missing_blocks``; ``want.done`` may be called before this returns.
+        ``want.done`` may be called before this returns.
         """
-        want.missing_blocks += sum(blocks.block_count for blocks in missing)
+        want.expect(missing)
         joined_all = True
         for blocks in missing:
             joined, gaps = self._flights.plan(version, blocks)
@@ -131,8 +131,18 @@ class Fetcher:
             self._kept.move_to_end(flight)
         flight.join(want)
         if priority is Priority.DEMAND and flight.request is not None:
-            self._client.promote(flight.request, deadline_s)
-            self._account(flight)
+            self._promote(flight, flight.request, deadline_s)
+
+    def _promote(self, flight: Flight, request: Request, deadline_s: float | None) -> None:
+        """One more reader waits. The hub need not hear of a later deadline: when the old one passes, it is asked again."""
+        if request.priority is Priority.DEMAND:
+            earlier = request.deadline_s is not None and (deadline_s is None or deadline_s > request.deadline_s)
+            request.deadline_s = deadline_s if earlier else request.deadline_s
+        elif request.done:  # between two tries
+            request.priority, request.deadline_s = Priority.DEMAND, deadline_s
+        else:
+            self._client.promote(request, deadline_s)
+        self._account(flight)
 
     def _launch(self, flight: Flight, priority: Priority, deadline_s: float | None) -> None:
         self._flights.add(flight)
@@ -192,9 +202,10 @@ class Fetcher:
         self._failed_once(flight, error)
 
     def _failed_once(self, flight: Flight, error: HeadraceError) -> None:
-        """Retry while somebody waits; an overloaded hub is asked for as long as the reader's own deadline allows."""
+        """Retry while somebody waits; for what only time mends as long as the reader's own deadline allows."""
         request = flight.request
-        out_of_tries = flight.tries >= limits.REQUEST_MAX_TRIES and not isinstance(error, Overloaded)
+        mends = isinstance(error, (Overloaded, DeadlineExceeded))  # the deadline was that of a reader who came earlier
+        out_of_tries = flight.tries >= limits.REQUEST_MAX_TRIES and not mends
         if request is None or not error.retryable or not flight.wants or out_of_tries:
             self._end(flight, error)
             return

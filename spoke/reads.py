@@ -146,7 +146,7 @@ class Reads:
         slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self._warn_slow, handle, offset_bytes)
         try:
             late = self._fetcher.demand(handle.version, handle.size_bytes, want, missing, deadline_s=deadline_s)
-            result: ReadResult = "hit" if want.missing_blocks == 1 else "late" if late else "miss"
+            result: ReadResult = "hit" if not want.missing else "late" if late else "miss"
             self._observer.read(handle, task_id, offset_bytes, length_bytes, result)
             async with asyncio.timeout(self._read_timeout_s or None):
                 await self._fill_from_cache(handle, want, missing, deadline_s)

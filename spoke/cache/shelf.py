@@ -11,6 +11,7 @@ import errno
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, TypeVar
 
 from common.blocks import EXTENT_BLOCKS, BlockRange, count_blocks, whole_file
@@ -42,7 +43,8 @@ _NO_HOLES = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Shelf:
-    """Files by version. ``on_disk_error(error)`` hears of every failed removal or punch."""
+    """Files by version. ``on_disk_error(error)`` hears of every failed removal or punch, ``on_gone(version, blocks)`` of
+    blocks that are cached no more."""
 
     def __init__(self, disk: Disk, directory: CacheDirectory, policy: EvictionPolicy, ledger: Ledger) -> None:
         self.disk = disk
@@ -55,6 +57,7 @@ class Shelf:
         self.can_punch = True
         self.damaged_files_total = 0
         self.on_disk_error: Callable[[OSError], None] = lambda error: None
+        self.on_gone: Callable[[bytes, BlockRange], None] = lambda version, blocks: None
         self.read_pool = ThreadPoolExecutor(CACHE_READ_THREADS, "cache-read")
         self.write_pool = ThreadPoolExecutor(CACHE_WRITE_THREADS, "cache-write")
         self._open_files: OrderedDict[CachedFile, None] = OrderedDict()
@@ -211,8 +214,8 @@ class Shelf:
         """Close the least recently used files nobody is at work on, until ``keep_count`` are open."""
         surplus = len(self._open_files) - keep_count
         if surplus > 0:
-            idle = [file for file in self._open_files if not file.uses and not file.extents_busy]
-            for file in idle[:surplus]:
+            idle = (file for file in self._open_files if not file.uses and not file.extents_busy)
+            for file in list(islice(idle, surplus)):
                 self._close(file)
 
     def _close(self, file: CachedFile) -> None:
@@ -235,6 +238,7 @@ class Shelf:
         touched = sorted({extent for found in ranges for extent in extents_of(found)})
         for found in ranges:
             blocks.clear(found)
+            self.on_gone(file.version, found)
         file.note_freed(touched)
         for extent in touched:
             if not blocks.present_in_extent(extent):
@@ -298,6 +302,7 @@ class Shelf:
         if file.blocks is not None and file.extents is not None:
             for extent in file.blocks.present_extents():
                 self.policy.gone(file.extents, extent)
+                self.on_gone(file.version, BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS))
             if file.blocks.block_count:
                 file.blocks.clear(whole_file(file.size_bytes))
             file.note_freed(range(-(-file.blocks.block_count // EXTENT_BLOCKS)))

@@ -75,12 +75,14 @@ class Store:
     """The cache in one directory. Make it with ``open``; ``close`` it, or use it as an async context manager.
 
     ``on_whole``: called on the event loop with a version when all its blocks are present and verified.
+    ``on_gone``: called with a version and blocks that were evicted, dropped or found corrupt (some may not have been here).
     """
 
     def __init__(
         self, directory: CacheDirectory, shelf: Shelf, dice: Random, clock: Callable[[], float], configured_bytes: int
     ) -> None:
         self.on_whole: Callable[[bytes], None] | None = None
+        self.on_gone: Callable[[bytes, BlockRange], None] | None = None
         self._directory = directory
         self._shelf = shelf
         self._disk = shelf.disk
@@ -96,6 +98,7 @@ class Store:
         self._nowait_works = True
         self._closed = False
         shelf.on_disk_error = self._disk_failed
+        shelf.on_gone = self._gone
 
     @classmethod
     def open(
@@ -302,6 +305,10 @@ class Store:
         reason = str(error) if isinstance(error, DirectoryLost) else error.strerror or str(error)
         if self._health.failed(self._clock(), reason):
             log.error("the cache is bypassed", reason=reason, path=str(self._directory.path))
+
+    def _gone(self, version: bytes, blocks: BlockRange) -> None:
+        if self.on_gone is not None:
+            self.on_gone(version, blocks)
 
     def _announce(self, file: CachedFile) -> None:
         if not file.announced and not file.removed and loaded(file).is_verified:

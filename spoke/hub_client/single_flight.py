@@ -6,7 +6,7 @@ landed flight stays in the table until its bytes are in the cache, so that nobod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +26,12 @@ class Landed:
 class Want:
     """The bytes one reader needs, filled piece by piece from the cache and from flights.
 
-    ``buffer`` holds ``length_bytes`` from ``offset_bytes`` on (0: only the arrival matters). ``missing_blocks`` counts
-    the blocks still to come, plus one hold: until ``release_hold`` is called more blocks may be added, however many
-    have landed. ``done`` is called once, with None or what went wrong.
+    ``buffer`` holds ``length_bytes`` from ``offset_bytes`` on (0: only the arrival matters). ``missing`` is what is still
+    to come; until ``release_hold`` is called more may be added, however much has landed. ``done`` is called once, with
+    None or what went wrong.
     """
 
-    __slots__ = ("blocks", "buffer", "done", "flights", "missing_blocks", "offset_bytes")
+    __slots__ = ("_held", "blocks", "buffer", "done", "flights", "missing", "offset_bytes")
 
     def __init__(
         self, blocks: BlockRange, offset_bytes: int, length_bytes: int, done: Callable[[HeadraceError | None], None]
@@ -40,8 +40,13 @@ class Want:
         self.offset_bytes = offset_bytes
         self.buffer = bytearray(length_bytes)
         self.done = done
-        self.missing_blocks = 1
+        self.missing: list[BlockRange] = []
         self.flights: set[Flight] = set()
+        self._held = True
+
+    def expect(self, missing: Sequence[BlockRange]) -> None:
+        """Wait for these blocks too, which it does not wait for yet."""
+        self.missing.extend(missing)
 
     def fill(self, first_block: int, data: memoryview) -> None:
         """Copy what overlaps; ``data`` starts at ``first_block``."""
@@ -54,19 +59,23 @@ class Want:
             ]
 
     def landed(self, landed: Landed) -> None:
-        """Take the blocks that were waited for; the last ones end the wait."""
-        shared = intersection(self.blocks, landed.blocks)
-        if shared.block_count:
+        """Take the blocks that were waited for; the last ones end the wait.
+
+        A flight may bring more than was missing here: only that counts.
+        """
+        if intersection(self.blocks, landed.blocks).block_count:
             self.fill(landed.blocks.first_block, landed.data)
-            self._count_down(shared.block_count)
+            self.missing = subtract(self.missing, landed.blocks)
+            self._end_if_complete()
 
     def release_hold(self) -> None:
         """No more blocks will be added; call once."""
-        self._count_down(1)
+        self._held = False
+        self._end_if_complete()
 
-    def _count_down(self, block_count: int) -> None:
-        self.missing_blocks -= block_count
-        if self.missing_blocks == 0:
+    def _end_if_complete(self) -> None:
+        if not self.missing and not self._held:
+            self._held = True  # once only
             self.leave()
             self.done(None)
 
@@ -103,7 +112,7 @@ class Flight:
         return self.blocks.first_block // EXTENT_BLOCKS
 
     def join(self, want: Want) -> None:
-        """Add a reader and hand it what has landed already. The caller counted ``missing_blocks`` before."""
+        """Add a reader and hand it what has landed already. It must ``expect`` its blocks before."""
         self.wants.add(want)
         want.flights.add(self)
         for landed in self.landed:

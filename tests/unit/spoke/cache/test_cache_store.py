@@ -429,3 +429,19 @@ async def test_a_cyclic_scan_of_twice_the_capacity_keeps_hitting(open_store) -> 
                 await file.check(store, extent * EXTENT_BYTES, EXTENT_BYTES)
     assert hits[0] == 0
     assert hits[2] >= 0.85 * 32, hits  # least-recently-used would hit nothing
+
+
+async def test_who_listens_hears_what_is_cached_no_more(store: Store) -> None:
+    gone: list[tuple[bytes, BlockRange]] = []
+    store.on_gone = lambda version, blocks: gone.append((version, blocks))
+    first = File(1, EXTENT_BYTES)
+    await first.put(store)
+    assert gone == []
+    store.drop(first.version)
+    assert gone == [(first.version, BlockRange(0, EXTENT_BYTES // BLOCK_BYTES))]
+    others = [File(number, EXTENT_BYTES) for number in range(2, 2 + 2 * CAPACITY_BYTES // EXTENT_BYTES)]
+    for other in others:
+        await other.put(store)
+    evicted = {version for version, _ in gone[1:]}
+    assert evicted
+    assert evicted == {other.version for other in others if other.state(store) == "absent"}

@@ -63,7 +63,7 @@ def test_a_want_is_filled_byte_for_byte_in_any_order_of_arrival(offset_bytes: in
     first_block = offset_bytes // BLOCK_BYTES
     blocks = BlockRange(first_block, (offset_bytes + length_bytes - 1) // BLOCK_BYTES + 1 - first_block)
     want = Want(blocks, offset_bytes, length_bytes, ends)
-    want.missing_blocks += blocks.block_count
+    want.expect([blocks])
     pieces = [landed(block, 1) for block in range(blocks.first_block, blocks.end_block)]
     dice.shuffle(pieces)
     for piece in pieces:
@@ -80,7 +80,7 @@ def test_who_joins_late_gets_what_has_landed() -> None:
     flight.landed.append(landed(0, 2))
     ends = Ends()
     want = Want(BlockRange(1, 2), BLOCK_BYTES, 2 * BLOCK_BYTES, ends)
-    want.missing_blocks += 2
+    want.expect([BlockRange(1, 2)])
     flight.join(want)
     want.release_hold()
     assert not ends.calls
@@ -96,7 +96,7 @@ def test_one_reader_leaving_does_not_hurt_the_others_and_a_failure_reaches_all()
     ends = [Ends() for _ in range(3)]
     wants = [Want(BlockRange(0, 1), 0, 5, end) for end in ends]
     for want in wants:
-        want.missing_blocks += 1
+        want.expect([BlockRange(0, 1)])
         flight.join(want)
         want.release_hold()
     wants[0].leave()
