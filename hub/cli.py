@@ -42,6 +42,7 @@ def serve(
     rescan_interval: Annotated[
         str | None, typer.Option(help="Full rescan every so often (300s); 0 trusts inotify alone.")
     ] = None,
+    compression: Annotated[str | None, typer.Option(help="auto (where it pays), on or off. [default: auto]")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="auto, console or json.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file; environment and flags win over it.")] = None,
@@ -54,6 +55,7 @@ def serve(
         "metrics": metrics,
         "rate_limit": rate_limit,
         "rescan_interval": rescan_interval,
+        "compression": compression,
         "log_level": log_level,
         "log_format": log_format,
     }

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from common.config import Address, DurationS, RateBytesPerS, Settings
+from common.serving.packing import Compression
 
 DEFAULT_PORT = 7420
 DEFAULT_METRICS_PORT = 9420
@@ -22,7 +23,10 @@ def default_state_dir() -> Path:
 
 
 class HubSettings(Settings):
-    """``rate_limit``: bytes per second over all spokes, 0 = no limit. ``rescan_interval``: seconds, 0 = inotify only."""
+    """``rate_limit``: bytes per second over all spokes, 0 = no limit. ``rescan_interval``: seconds, 0 = inotify only.
+
+    ``compression``: ``auto`` (where the link is the bottleneck and it shrinks), ``on`` (whatever shrinks) or ``off``.
+    """
 
     dataset: dict[str, Path]
     listen: Address = f"127.0.0.1:{DEFAULT_PORT}"
@@ -30,6 +34,7 @@ class HubSettings(Settings):
     state_dir: Path = Field(default_factory=default_state_dir)
     rate_limit: RateBytesPerS = 0.0
     rescan_interval: DurationS = 300.0
+    compression: Compression = Compression.AUTO
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -15,6 +16,7 @@ from common.errors import UsageError
 from common.log import get_logger
 from common.metrics import HttpPages, TableCollector
 from common.runtime import cancel_and_wait
+from common.serving.packing import Packer
 from common.serving.server import Server
 from common.units import format_address, parse_address
 from hub.config import HubSettings
@@ -39,12 +41,15 @@ class Hub:
             name: HubSource(name, directory, settings.state_dir, settings=watching, clock=runtime.now_s)
             for name, directory in settings.dataset.items()
         }
+        self.packer = Packer(settings.compression)
         self.server = Server(
             self.sources,
             listen=parse_address(settings.listen),
             clock=runtime.now_s,
             total_rate_bytes_per_s=settings.rate_limit or None,
             observer=self.counts,
+            codecs=self.packer.codecs,
+            pack=self.packer.pack,
         )
         registry = CollectorRegistry()
         registry.register(TableCollector(METRICS, self))
@@ -67,6 +72,7 @@ class Hub:
     async def close(self) -> None:
         self._ready = False
         await self.server.close()
+        await self.packer.close()
         for source in self.sources.values():
             await source.close()
         await self.pages.close()
@@ -90,6 +96,8 @@ class Hub:
             "serving": self._ready,
             "uptime_s": runtime.now_s() - self._started_s,
             "rate_limit_bytes_per_s": self.settings.rate_limit,
+            "raw_bytes": self.packer.raw_bytes,
+            "packed_bytes": self.packer.packed_bytes,
             "datasets": {
                 name: {
                     "directory": str(self.settings.dataset[name]),
@@ -129,6 +137,8 @@ class Hub:
 def _plain(value: object) -> object:
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, Enum):
+        return value.value
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.metrics import Metric
+from common.serving.packing import Packer
 from common.serving.server import Server
 from common.wire.messages import Priority
 from hub.source import HubSource
@@ -53,6 +54,8 @@ class Measured(Protocol):
     def server(self) -> Server: ...
     @property
     def sources(self) -> Mapping[str, HubSource]: ...
+    @property
+    def packer(self) -> Packer: ...
 
 
 METRICS: tuple[Metric[Measured], ...] = (
@@ -62,6 +65,18 @@ METRICS: tuple[Metric[Measured], ...] = (
         "Bytes of data and names handed to the sockets, by spoke.",
         lambda hub: {(identity,): sent for identity, sent in hub.counts.sent_bytes.items()},
         ("spoke",),
+    ),
+    Metric(
+        "headrace_hub_raw_bytes",
+        "counter",
+        "File bytes prepared for sending, before compression.",
+        lambda hub: hub.packer.raw_bytes,
+    ),
+    Metric(
+        "headrace_hub_packed_bytes",
+        "counter",
+        "The same bytes as they were prepared to travel, after compression where it paid.",
+        lambda hub: hub.packer.packed_bytes,
     ),
     Metric(
         "headrace_hub_reads",

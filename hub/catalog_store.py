@@ -1,0 +1,345 @@
+"""The one writer to the catalog's tables: listings go in, rows and numbered changes come out. Synchronous.
+
+A batch is one transaction. Within a batch changes come first and removals last, so that a renamed file is never
+missing in between.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from common import limits
+from hub.catalog_tables import read_number, write_meta
+from hub.export import join_path, split_path
+from hub.scan import Listing
+from hub.versions import (
+    DIRECTORY,
+    FILE,
+    Evidence,
+    Facts,
+    InodeKey,
+    Judgement,
+    Known,
+    entry_of,
+    inode_key,
+    judge,
+    version_of,
+)
+
+_FLUSH_ROWS = 2000
+_FACTS = "kind, mode, size_bytes, mtime_ns, inode, ctime_ns, device, link_count, target"
+_KNOWN = f"{_FACTS}, edit_ctime_ns, version"
+_FACTS_COUNT = len(Facts._fields)
+
+_UPSERT = f"INSERT OR REPLACE INTO entries (directory, name, {_KNOWN}) VALUES ({', '.join('?' * 13)})"
+_LOG = "INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class Applied(NamedTuple):
+    """What a batch did. ``replaced``: versions whose place changed; None when too many to name.
+
+    ``shared``: files of several names that a scan found new or changed, or that lost a name with its directory: their
+    other names want a look.
+    """
+
+    head_revision: int
+    entry_count: int
+    changes: int
+    replaced: set[bytes] | None
+    shared: set[InodeKey]
+
+
+class CatalogWriter:
+    """Applies batches over one connection; one thread at a time."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def linked_names(self, paths: Iterable[bytes], inodes: Iterable[InodeKey]) -> set[bytes]:
+        """Every name of the files that several names share: of those known under ``paths``, and of ``inodes``."""
+        wanted = set(inodes)
+        for path in paths:
+            known = self.known(path)
+            if known is not None and known.facts.kind == FILE and known.facts.link_count > 1:
+                wanted.add(inode_key(known.facts))
+        found: set[bytes] = set()
+        for key in wanted:
+            found.update(self._names_of(key))
+        return found
+
+    def known(self, path: bytes) -> Known | None:
+        parent, name = split_path(path)
+        row = self._database.execute(
+            f"SELECT {_KNOWN} FROM entries WHERE directory = (SELECT id FROM directories WHERE path = ?) AND name = ?",
+            (parent, name),
+        ).fetchone()
+        return _known(row) if row else None
+
+    def apply(self, observed: Sequence[Listing], scanned: Iterable[Listing], evidence: Evidence) -> Applied:
+        """One batch: names looked at one by one, judged by ``evidence``, then whole directories as they were scanned."""
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            batch = _Batch(self._database, self._judge(observed, evidence))
+            for listing in observed:
+                batch.add(listing)
+            batch.shared.clear()  # whoever looked at single names has looked at their siblings too
+            for listing in scanned:
+                batch.add(listing)
+            applied = batch.finish()
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+        return applied
+
+    def _judge(self, observed: Sequence[Listing], evidence: Evidence) -> Judgement:
+        now = {join_path(listing.path, name): facts for listing in observed for name, facts in listing.entries.items()}
+        before: dict[bytes, Known] = {}
+        for path in evidence.named_paths() | now.keys():
+            known = self.known(path)
+            if known is not None:
+                before[path] = known
+        several = {
+            inode_key(facts)
+            for facts in (*now.values(), *(known.facts for known in before.values()))
+            if facts is not None and facts.kind == FILE and facts.link_count > 1
+        }
+        linked = {key: self._names_of(key) for key in several}
+        for path in set().union(*linked.values()) - before.keys():
+            known = self.known(path)
+            if known is not None:
+                before[path] = known
+        return judge(before, now, linked, evidence)
+
+    def _names_of(self, key: InodeKey) -> set[bytes]:
+        rows = self._database.execute(
+            f"SELECT d.path, e.name FROM entries e JOIN directories d ON d.id = e.directory"
+            f" WHERE e.kind = {FILE} AND e.inode = ? AND e.device = ?",
+            (key[1], key[0]),
+        )
+        return {join_path(parent, name) for parent, name in rows}
+
+
+def _known(row: tuple[object, ...]) -> Known:
+    return Known(Facts(*row[:_FACTS_COUNT]), row[-2], row[-1])  # type: ignore[arg-type]
+
+
+class _Doom(NamedTuple):
+    """``removed``: the name itself goes, and the log says so; else it became something else. ``subtree``: rows lie below."""
+
+    removed: bool
+    subtree: bool
+
+
+class _Batch:
+    """The diff of one batch against the rows, inside its transaction."""
+
+    def __init__(self, database: sqlite3.Connection, judgement: Judgement) -> None:
+        self._database = database
+        self._judgement = judgement
+        self._head = self._first_head = read_number(database, "head")
+        self._entry_count = read_number(database, "entry_count")
+        # On a first scan there is nothing that a new name could have been before.
+        self._had_files = database.execute(f"SELECT 1 FROM entries WHERE kind = {FILE} LIMIT 1").fetchone() is not None
+        self._directory_ids: dict[bytes, int | None] = {}
+        self._rows: list[tuple[object, ...]] = []
+        self._unflushed: set[bytes] = set()
+        self._log: list[tuple[object, ...]] = []
+        # Rows go at the end: until then a renamed file's old row says what it was.
+        self._doomed: dict[bytes, _Doom] = {}
+        self._displaced: dict[int, Known] = {}
+        self._replaced: set[bytes] | None = set()
+        self.shared: set[InodeKey] = set()
+
+    def add(self, listing: Listing) -> None:
+        directory_id = self._directory_id(listing.path)
+        if directory_id is None or (self._doomed and self._is_doomed(listing.path)):
+            return
+        if listing.path in self._unflushed or len(self._rows) > _FLUSH_ROWS:
+            self._flush()
+        entries = listing.entries
+        rows = self._read_rows(directory_id, listing)
+        edited = self._judgement.edited
+        if rows == entries and not edited and not self._doomed:
+            return  # what a rescan finds nearly everywhere, and compared in C
+        for name in sorted(entries):
+            facts, row = entries[name], rows.get(name)
+            path = join_path(listing.path, name)
+            if facts is None:
+                if row is not None:
+                    self._doomed[path] = _Doom(removed=True, subtree=row[0] == DIRECTORY)
+            elif row is None or row != facts or (edited and inode_key(facts) in edited):
+                known = None if row is None else self._read_known(directory_id, name)
+                self._upsert(directory_id, path, name, facts, known)
+            elif self._doomed and path in self._doomed and self._doomed[path].removed:
+                del self._doomed[path]  # looked at twice in this batch: it is there after all
+        if listing.complete:
+            for name in sorted(rows.keys() - entries.keys() - listing.unknown):
+                doom = _Doom(removed=True, subtree=rows[name][0] == DIRECTORY)
+                self._doomed[join_path(listing.path, name)] = doom
+
+    def finish(self) -> Applied:
+        self._flush()
+        # Parents sort before what lies below them, so one look at the last removed path tells.
+        removed_dir: bytes | None = None
+        for path in sorted(self._doomed, key=lambda path: path.split(b"/")):
+            if removed_dir is not None and path.startswith(removed_dir):
+                continue
+            removed_dir = path + b"/"
+            self._delete(path, self._doomed[path])
+            if len(self._log) > _FLUSH_ROWS:
+                self._flush()
+        self._flush()
+        self._trim()
+        return Applied(self._head, self._entry_count, self._head - self._first_head, self._replaced, self.shared)
+
+    def _read_rows(self, directory_id: int, listing: Listing) -> dict[bytes, tuple[object, ...]]:
+        if listing.complete:
+            found = self._database.execute(f"SELECT name, {_FACTS} FROM entries WHERE directory = ?", (directory_id,))
+            return {row[0]: row[1:] for row in found}
+        rows: dict[bytes, tuple[object, ...]] = {}
+        for name in listing.entries:
+            row = self._database.execute(
+                f"SELECT {_FACTS} FROM entries WHERE directory = ? AND name = ?", (directory_id, name)
+            ).fetchone()
+            if row is not None:
+                rows[name] = row
+        return rows
+
+    def _read_known(self, directory_id: int, name: bytes) -> Known:
+        row = self._database.execute(
+            f"SELECT {_KNOWN} FROM entries WHERE directory = ? AND name = ?", (directory_id, name)
+        )
+        return _known(row.fetchone())
+
+    def _upsert(self, directory_id: int, path: bytes, name: bytes, facts: Facts, known: Known | None) -> None:
+        doom = self._doomed.pop(path, None)
+        if doom is not None and not doom.removed:
+            self._delete(path, doom)  # directory, then a file, now again something else: nothing below survived that
+        edit_ctime_ns, version = 0, b""
+        if facts.kind == FILE:
+            edit_ctime_ns = self._edit_ctime_ns(facts, known)
+            version = version_of(facts, edit_ctime_ns)
+            if facts.link_count > 1:
+                self.shared.add(inode_key(facts))
+        elif facts.kind == DIRECTORY and (known is None or known.facts.kind != DIRECTORY):
+            self._make_directory(path)
+        if known is not None:
+            old = known.facts
+            if old.kind == DIRECTORY and facts.kind != DIRECTORY:
+                self._doomed[path] = _Doom(removed=False, subtree=True)
+            elif old.kind == FILE:
+                self._forget_version(known.version)
+                if old.inode != facts.inode and known.edit_ctime_ns != old.ctime_ns:
+                    self._displaced[old.inode] = known
+        self._rows.append((directory_id, name, *facts, edit_ctime_ns, version))
+        self._unflushed.add(split_path(path)[0])
+        if known is None:
+            self._entry_count += 1
+        if known is None or entry_of(known.facts, known.version) != entry_of(facts, version):
+            self._head += 1
+            self._log.append(
+                (self._head, path, facts.kind, facts.mode, facts.size_bytes, facts.mtime_ns, version, facts.target)
+            )
+
+    def _edit_ctime_ns(self, facts: Facts, known: Known | None) -> int:
+        key = inode_key(facts)
+        if key in self._judgement.edited:
+            return facts.ctime_ns
+        kept = self._judgement.kept.get(key)
+        if kept is not None:
+            return kept
+        if known is None or known.facts.inode != facts.inode:
+            known = self._find_moved(facts) if self._had_files else None
+        # Nothing touched the inode at all since: a moved directory, a device number that changed at a reboot.
+        if known is not None and _content_facts(known.facts) == _content_facts(facts):
+            return known.edit_ctime_ns
+        return facts.ctime_ns
+
+    def _find_moved(self, facts: Facts) -> Known | None:
+        displaced = self._displaced.get(facts.inode)
+        if displaced is not None:
+            return displaced
+        row = self._database.execute(
+            f"SELECT {_KNOWN} FROM entries WHERE kind = {FILE} AND inode = ? AND ctime_ns = ? LIMIT 1",
+            (facts.inode, facts.ctime_ns),
+        ).fetchone()
+        return _known(row) if row else None
+
+    def _make_directory(self, path: bytes) -> None:
+        self._directory_ids[path] = self._database.execute(
+            "INSERT INTO directories (path) VALUES (?)", (path,)
+        ).lastrowid
+
+    def _directory_id(self, path: bytes) -> int | None:
+        if path not in self._directory_ids:
+            row = self._database.execute("SELECT id FROM directories WHERE path = ?", (path,)).fetchone()
+            self._directory_ids[path] = row[0] if row else None
+        return self._directory_ids[path]
+
+    def _is_doomed(self, path: bytes) -> bool:
+        while path:
+            if path in self._doomed:
+                return True
+            path = split_path(path)[0]
+        return False
+
+    def _delete(self, path: bytes, doom: _Doom) -> None:
+        if doom.subtree:
+            below = "SELECT id FROM directories WHERE path = ? OR (path > ? AND path < ?)"
+            bounds = (path, path + b"/", path + b"0")  # "0" is the byte after "/"
+            files = f"SELECT version FROM entries WHERE directory IN ({below}) AND kind = {FILE} LIMIT ?"
+            for (version,) in self._database.execute(files, (*bounds, limits.HUB_RESOLVE_CACHE_MAX_VERSIONS + 1)):
+                self._forget_version(version)
+            shared = (
+                f"SELECT device, inode FROM entries WHERE directory IN ({below}) AND kind = {FILE} AND link_count > 1"
+            )
+            self.shared.update(self._database.execute(shared, bounds))
+            gone = self._database.execute(f"DELETE FROM entries WHERE directory IN ({below})", bounds)
+            self._entry_count -= gone.rowcount
+            self._database.execute("DELETE FROM directories WHERE path = ? OR (path > ? AND path < ?)", bounds)
+            self._directory_ids.clear()
+        if doom.removed:
+            parent, name = split_path(path)
+            place = (self._directory_id(parent), name)
+            row = self._database.execute("SELECT version FROM entries WHERE directory = ? AND name = ?", place)
+            self._forget_version(row.fetchone()[0])
+            self._database.execute("DELETE FROM entries WHERE directory = ? AND name = ?", place)
+            self._entry_count -= 1
+            self._head += 1
+            self._log.append((self._head, path, None, None, None, None, None, None))
+
+    def _forget_version(self, version: bytes) -> None:
+        if self._replaced is not None and version:
+            self._replaced.add(version)
+            if len(self._replaced) > limits.HUB_RESOLVE_CACHE_MAX_VERSIONS:
+                self._replaced = None
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._database.executemany(_UPSERT, self._rows)
+            self._rows.clear()
+        self._unflushed.clear()
+        # A batch larger than the log would be trimmed again at once: keep its tail only if it can be whole.
+        if self._head - self._first_head <= limits.CHANGE_LOG_MAX_CHANGES:
+            self._database.executemany(_LOG, self._log)
+        self._log.clear()
+
+    def _trim(self) -> None:
+        if self._head == self._first_head:
+            return
+        floor = max(0, self._head - limits.CHANGE_LOG_MAX_CHANGES)
+        if self._head - self._first_head > limits.CHANGE_LOG_MAX_CHANGES:
+            floor = self._head
+        if floor > read_number(self._database, "floor"):
+            self._database.execute("DELETE FROM changes WHERE revision <= ?", (floor,))
+            write_meta(self._database, "floor", floor)
+        write_meta(self._database, "head", self._head)
+        write_meta(self._database, "entry_count", self._entry_count)
+
+
+def _content_facts(facts: Facts) -> tuple[int, int, int, int]:
+    return facts.inode, facts.size_bytes, facts.mtime_ns, facts.ctime_ns

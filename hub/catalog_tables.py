@@ -1,0 +1,136 @@
+"""The catalog's tables, and what is read from them.
+
+Directories have a row with their whole path; entries hang below it, so that a tree's order (a parent before its
+children, siblings sorted, grouped by directory) is the order of two keys. Functions take a connection, and let
+``sqlite3.Error`` out: hub.catalog translates it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from common.entries import Change, Entry, Kind
+from common.errors import RevisionGone
+from hub.export import join_path
+from hub.versions import FILE, Identity
+
+APPLICATION_ID = 0x48524341  # "HRCA"
+SCHEMA_VERSION = 1
+
+_SCHEMA = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
+CREATE TABLE directories (id INTEGER PRIMARY KEY, path BLOB NOT NULL UNIQUE);
+CREATE TABLE entries (
+    directory INTEGER NOT NULL, name BLOB NOT NULL,
+    kind INTEGER NOT NULL, mode INTEGER NOT NULL, size_bytes INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
+    inode INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, device INTEGER NOT NULL, link_count INTEGER NOT NULL,
+    target BLOB NOT NULL, edit_ctime_ns INTEGER NOT NULL, version BLOB NOT NULL,
+    PRIMARY KEY (directory, name)
+) WITHOUT ROWID;
+CREATE INDEX entries_by_version ON entries (version) WHERE kind = {FILE};
+CREATE INDEX entries_by_inode ON entries (inode) WHERE kind = {FILE};
+CREATE TABLE changes (
+    revision INTEGER PRIMARY KEY, path BLOB NOT NULL,
+    kind INTEGER, mode INTEGER, size_bytes INTEGER, mtime_ns INTEGER, version BLOB, target BLOB
+);
+INSERT INTO directories VALUES (1, x'');
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+
+class Resolved(NamedTuple):
+    """Where a version's bytes are now, and what fstat must say there."""
+
+    path: bytes
+    identity: Identity
+
+
+class ForeignCatalog(Exception):
+    """The file is not a catalog of this schema, or is damaged."""
+
+
+def connect(path: Path, cache_kib: int = 65536) -> sqlite3.Connection:
+    """A connection that any one thread at a time may use, in autocommit mode."""
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=64)
+    database.execute("PRAGMA journal_mode = WAL")
+    # FULL: a revision that a spoke has seen must survive a power cut, or the next one would reuse its number.
+    database.execute("PRAGMA synchronous = FULL")
+    database.execute(f"PRAGMA cache_size = -{cache_kib}")
+    return database
+
+
+def create(database: sqlite3.Connection) -> None:
+    database.execute("BEGIN IMMEDIATE")
+    for statement in _SCHEMA.split(";"):
+        if statement.strip():
+            database.execute(statement)
+    values = {"catalog_id": os.urandom(16), "head": 0, "floor": 0, "entry_count": 0}
+    database.executemany("INSERT INTO meta VALUES (?, ?)", list(values.items()))
+    database.execute("COMMIT")
+
+
+def inspect(database: sqlite3.Connection) -> None:
+    """Raises ForeignCatalog unless this is a sound catalog of our schema."""
+    application_id = database.execute("PRAGMA application_id").fetchone()[0]
+    schema_version = database.execute("PRAGMA user_version").fetchone()[0]
+    if (application_id, schema_version) != (APPLICATION_ID, SCHEMA_VERSION):
+        raise ForeignCatalog(f"application {application_id:#x} schema {schema_version}")
+    verdict = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise ForeignCatalog(str(verdict))
+    catalog_id = read_meta(database, "catalog_id")
+    if not isinstance(catalog_id, bytes) or len(catalog_id) != 16:
+        raise ForeignCatalog("no catalog id")
+
+
+def read_meta(database: sqlite3.Connection, key: str) -> object:
+    row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return row[0] if row else None
+
+
+def write_meta(database: sqlite3.Connection, key: str, value: object) -> None:
+    database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def read_number(database: sqlite3.Connection, key: Literal["head", "floor", "entry_count"]) -> int:
+    """``head``: the last revision; ``floor``: the one the log begins after; ``entry_count``: entries at the head."""
+    number = read_meta(database, key)
+    assert isinstance(number, int)
+    return number
+
+
+def find_version(database: sqlite3.Connection, version: bytes) -> Resolved | None:
+    row = database.execute(
+        "SELECT d.path, e.name, e.inode, e.size_bytes, e.mtime_ns, e.ctime_ns FROM entries e"
+        f" JOIN directories d ON d.id = e.directory WHERE e.kind = {FILE} AND e.version = ? LIMIT 1",
+        (version,),
+    ).fetchone()
+    return Resolved(join_path(row[0], row[1]), Identity(*row[2:])) if row else None
+
+
+def read_changes(database: sqlite3.Connection, revision: int, limit: int) -> list[Change]:
+    """Raises RevisionGone when the log does not reach back to ``revision``, or has not come to it yet."""
+    database.execute("BEGIN")
+    try:
+        floor, head = read_number(database, "floor"), read_number(database, "head")
+        if not floor <= revision <= head:
+            raise RevisionGone(f"revision {revision} is not in the change log, which holds {floor} to {head}")
+        rows = database.execute(
+            "SELECT revision, path, kind, mode, size_bytes, mtime_ns, version, target FROM changes"
+            " WHERE revision > ? ORDER BY revision LIMIT ?",
+            (revision, limit),
+        ).fetchall()
+    finally:
+        database.execute("COMMIT")
+    return [Change(row[0], row[1], None if row[2] is None else Entry(Kind(row[2]), *row[3:])) for row in rows]
+
+
+# CROSS JOIN fixes the loop order: directories by path, each with its names in order, no sort.
+SNAPSHOT_QUERY = (
+    "SELECT d.path, e.name, e.kind, e.mode, e.size_bytes, e.mtime_ns, e.version, e.target"
+    " FROM directories d CROSS JOIN entries e ON e.directory = d.id ORDER BY d.path, e.name"
+)

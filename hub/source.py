@@ -1,0 +1,171 @@
+"""A dataset directory as a source: export, catalog, watcher and reader put together behind common.serving.source."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from common.blocks import BlockRange
+from common.entries import Change
+from common.errors import DiskError, HeadraceError, UsageError
+from common.log import get_logger
+from common.serving.source import Extent, Snapshot
+from hub.catalog import Catalog
+from hub.catalog_tables import Resolved
+from hub.export import Export
+from hub.reader import Reader
+from hub.watcher import Watcher, WatcherSettings, WatcherStatus
+
+log = get_logger(__name__)
+
+
+class HubSource:
+    """One dataset served from a local directory; a common.serving.source.Source.
+
+    ``root``: the directory; ``state_dir``: where its catalog is kept, outside of it. ``reader_threads``: reads from disk
+    at once. ``clock``: monotonic seconds; ``wall_clock_ns``: the clock that stamps files.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        root: str | bytes | os.PathLike[str],
+        state_dir: str | os.PathLike[str],
+        *,
+        settings: WatcherSettings | None = None,
+        reader_threads: int = 4,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._dataset = dataset
+        self._root = root
+        self._state_dir = state_dir
+        self._settings = settings or WatcherSettings()
+        self._reader_threads = reader_threads
+        self._clock = clock
+        self._wall_clock_ns = wall_clock_ns
+        self._export: Export | None = None
+        self._catalog_opened: Catalog | None = None
+        self._watcher_started: Watcher | None = None
+        self._reader_opened: Reader | None = None
+
+    async def start(self) -> None:
+        """Returns once the directory as it is now is in the catalog (or the catalog is held, see :attr:`status`).
+
+        Raises UsageError when the directory or the state directory cannot be used.
+        """
+        try:
+            self._export = Export(self._root, self._dataset)
+            _refuse_nested_state(self._export.root, self._state_dir, self._dataset)
+            self._catalog_opened = await asyncio.to_thread(Catalog.open, self._state_dir, self._dataset)
+            self._reader_opened = Reader(self._export, self, self._wall_clock_ns, self._reader_threads)
+            self._catalog_opened.on_replaced = self._reader_opened.forget
+            self._watcher_started = Watcher(
+                self._export, self._catalog, self._settings, self._clock, self._catalog.fail
+            )
+            await self._watcher.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Stop watching, finish reads, close the catalog. May be called again, and after a failed start."""
+        watcher, self._watcher_started = self._watcher_started, None
+        if watcher is not None:
+            await watcher.close()
+        reader, self._reader_opened = self._reader_opened, None
+        if reader is not None:
+            await reader.close()
+        if self._catalog_opened is not None:
+            await asyncio.to_thread(self._catalog_opened.close)
+        if self._export is not None:
+            self._export.close()
+
+    async def __aenter__(self) -> HubSource:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- common.serving.source.Source -------------------------------------------------------------------------
+
+    @property
+    def dataset(self) -> str:
+        return self._dataset
+
+    @property
+    def catalog_id(self) -> bytes:
+        return self._catalog.catalog_id
+
+    @property
+    def head_revision(self) -> int:
+        return self._catalog.head_revision
+
+    async def snapshot(self) -> Snapshot:
+        return await self._catalog.snapshot()
+
+    async def changes_since(self, revision: int, limit: int) -> list[Change]:
+        return await self._catalog.changes_since(revision, limit)
+
+    async def wait_beyond(self, revision: int) -> None:
+        """Also raises HeadraceError when no change can come any more: the watcher died, or this source was closed."""
+        await self._catalog.wait_beyond(revision)
+
+    async def read_extent(self, version: bytes, blocks: BlockRange) -> Extent:
+        if self._reader_opened is None:
+            raise _closed(self._dataset)
+        return await self._reader_opened.read_extent(version, blocks)
+
+    # --- for the reader, the daemon and tests -----------------------------------------------------------------
+
+    async def resolve(self, version: bytes, *, fresh: bool = False) -> Resolved | None:
+        """Where a version's bytes are now; None when no file is of this version."""
+        return await self._catalog.resolve(version, fresh=fresh)
+
+    async def recheck(self, path: bytes) -> None:
+        """Look at this path again soon; returns once the catalog knows."""
+        await self._watcher.recheck(path)
+
+    async def rescan(self) -> None:
+        """Scan everything now; returns once the catalog knows. Raises SourceReadError while the root is not there."""
+        await self._watcher.rescan()
+
+    async def settled(self) -> None:
+        """Returns once every change made to the directory before the call is in the catalog."""
+        await self._watcher.settled()
+
+    @property
+    def status(self) -> WatcherStatus:
+        return self._watcher.status
+
+    @property
+    def _catalog(self) -> Catalog:
+        if self._catalog_opened is None:
+            raise _closed(self._dataset)
+        return self._catalog_opened
+
+    @property
+    def _watcher(self) -> Watcher:
+        if self._watcher_started is None:
+            raise _closed(self._dataset)
+        return self._watcher_started
+
+
+def _closed(dataset: str) -> HeadraceError:
+    return DiskError(f"dataset {dataset!r} is not being served: not started, or closed")
+
+
+def _refuse_nested_state(root: bytes, state_dir: str | os.PathLike[str], dataset: str) -> None:
+    """A catalog inside the directory it describes would be changed by every change it notes."""
+    inside = os.path.realpath(os.fsencode(state_dir))
+    outside = os.path.realpath(root)
+    if os.path.commonpath([inside, outside]) == outside:
+        raise UsageError(
+            f"state directory {os.fsdecode(inside)} lies in dataset {dataset!r} ({os.fsdecode(outside)}); put it elsewhere"
+        )
