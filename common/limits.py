@@ -97,8 +97,11 @@ CACHE_WRITERS = 4
 CACHE_DRAIN_TIMEOUT_S = 3.0
 """At stop, the time landed flights have to reach the cache. What has not is fetched again after the restart."""
 
+WRITE_BACKLOG_MAX_BYTES = 256 * 1024 * 1024
+"""Landed flights that wait for the cache disk (prefetch and ``warm`` stop at half of it). What lands beyond is served and not cached."""
+
 BYPASS_MEMORY_BYTES = 64 * 1024 * 1024
-"""Landed flights kept in memory when the cache disk would not take them. The oldest are dropped."""
+"""Landed flights kept in memory when the cache disk would not take them, or not in time. The oldest are dropped."""
 
 PREFETCH_MAX_OUTSTANDING_BYTES = 128 * 1024 * 1024
 """Prefetch asked for or not yet written, over all streams: 10 Gbit/s x 60 ms is 75 MB. The planner waits."""
@@ -124,7 +127,7 @@ FEED_FRAME_MAX_ENTRIES = 1024
 """Entries a server puts into one SNAPSHOT or CHANGES frame: a few ms to encode, and a demand read waits behind one at most. Split."""
 
 READING_MAX_BYTES = 32 * 1024 * 1024
-"""Extents a server reads from its source at once. Wait. It covers a disk of 20 ms at 10 Gbit/s; above it, whom to serve is decided too early."""
+"""Extents a server reads from its source at once. Wait. Covers a disk of 20 ms at 10 Gbit/s; more decides too early whom to serve."""
 
 READ_AHEAD_LINK_BYTES = 4 * 1024 * 1024
 """Extents read, or being read, for one connection and one priority before the socket takes them. Wait."""
@@ -382,3 +385,26 @@ HOUSEKEEPING_INTERVAL_S = 5.0
 
 SIBLING_DIRECTORIES_MAX = 64
 """Directories whose sorted names are kept for finding the next file. The oldest is sorted again when needed."""
+
+# --- compression ------------------------------------------------------------------------------------------
+
+PACK_MIN_BYTES = 1024
+"""Extents below this go raw: the frame around them weighs as much as what could be saved."""
+
+PACK_WORTH_RATIO = 0.95
+"""Packed bytes over raw bytes above which an extent goes raw, and its version is passed over for a while."""
+
+PACK_RETRY_EXTENTS = 64
+"""Extents of a version that did not shrink, passed over until one is tried again: costs at most 1.6 % of packing all."""
+
+PACK_VERSIONS_MAX = 4096
+"""Versions whose shrinkage is remembered; the one seen longest ago is forgotten, and simply tried again."""
+
+PACK_WHEN_WAITING_BYTES = 128 * 1024
+"""Bytes waiting for a connection's socket from which the link counts as the bottleneck, not the CPU."""
+
+PACK_THREADS = 2
+"""Threads that compress; zstd at level 1 does some 400 MB/s in each. Further extents wait their turn."""
+
+UNPACK_THREADS = 2
+"""Threads of a spoke that decompress, at about 1 GB/s each. Further extents wait their turn."""

@@ -57,6 +57,9 @@ def mount(
     links: Annotated[int | None, typer.Option(help="Bulk connections to the hub. [default: 4]")] = None,
     identity: Annotated[str | None, typer.Option(help="This spoke's name for the hub. [default: host name]")] = None,
     prefetch: Annotated[bool | None, typer.Option("--prefetch/--no-prefetch", help="Fetch ahead of readers.")] = None,
+    compression: Annotated[
+        bool | None, typer.Option("--compression/--no-compression", help="Take compressed data from the hub.")
+    ] = None,
     passthrough: Annotated[
         bool | None, typer.Option("--passthrough/--no-passthrough", help="Let the kernel read whole files by itself.")
     ] = None,
@@ -89,6 +92,7 @@ def mount(
         "links": links,
         "identity": identity,
         "prefetch": prefetch,
+        "compression": compression,
         "passthrough": passthrough,
         "allow_other": allow_other,
         "uid": uid,

@@ -33,7 +33,7 @@ class SpokeSettings(Settings):
 
     ``cache_size`` 0: four fifths of the disk it is on. ``cache_free_floor``: never leave the disk with
     less. ``read_timeout`` 0: a read waits for the hub for ever. ``links``: bulk connections beside the control one.
-    ``prefetch`` off: fetch only what is read.
+    ``prefetch`` off: fetch only what is read. ``compression`` off: take raw bytes only.
     """
 
     hub: Annotated[str, checked(_hub_address)]
@@ -47,6 +47,7 @@ class SpokeSettings(Settings):
     links: Annotated[int, Field(ge=1, le=64)] = 4
     identity: Annotated[str, Field(min_length=1, max_length=200)] = Field(default_factory=socket.gethostname)
     prefetch: bool = True
+    compression: bool = True
     passthrough: bool = True
     allow_other: bool = True
     uid: Annotated[int, Field(ge=0)] = Field(default_factory=os.getuid)

@@ -73,7 +73,7 @@ class Spoke:
         self.client = HubClient(
             host,
             port,
-            make_hello(settings.dataset, settings.identity, os.urandom(16)),
+            make_hello(settings.dataset, settings.identity, os.urandom(16), compression=settings.compression),
             bulk_links=settings.links,
             follower=self.follower,
             clock=clock,

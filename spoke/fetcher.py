@@ -55,6 +55,9 @@ class Fetcher:
         """Asked for with nobody waiting, and not landed."""
         self.write_backlog_bytes = 0
         """Landed, and not yet in the cache."""
+        self.skipped_bytes_total = 0
+        """Landed, and never written: the cache disk was too far behind."""
+        self._behind = False
 
     def start(self) -> None:
         self.tasks = [
@@ -195,8 +198,21 @@ class Fetcher:
             return
         flight.request = None
         self._account(flight)
-        self.write_backlog_bytes += byte_length(flight.blocks, flight.size_bytes)
+        size_bytes = byte_length(flight.blocks, flight.size_bytes)
+        if self.write_backlog_bytes + size_bytes > limits.WRITE_BACKLOG_MAX_BYTES:
+            self._skip(flight, size_bytes)
+            return
+        self.write_backlog_bytes += size_bytes
         self._to_write.put_nowait(flight)
+
+    def _skip(self, flight: Flight, size_bytes: int) -> None:
+        """Readers go on at the link's speed and memory stays bounded; the next reader of these blocks may fetch them again."""
+        if not self._behind:
+            self._behind = True
+            log.warning("the cache disk is slower than the link: some of what arrives is not cached",
+                        backlog_bytes=self.write_backlog_bytes)  # fmt: skip
+        self.skipped_bytes_total += size_bytes
+        self._keep(flight)
 
     def failed(self, flight: Flight, error: HeadraceError) -> None:
         self._failed_once(flight, error)
@@ -238,6 +254,7 @@ class Fetcher:
                 await self._write(flight)
             finally:
                 self.write_backlog_bytes -= byte_length(flight.blocks, flight.size_bytes)
+                self._behind = self._behind and self.write_backlog_bytes > limits.WRITE_BACKLOG_MAX_BYTES // 2
                 self._to_write.task_done()
 
     async def _write(self, flight: Flight) -> None:

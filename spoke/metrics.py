@@ -173,6 +173,12 @@ METRICS: tuple[Metric[Measured], ...] = (
         lambda spoke: spoke.store.usage().write_errors_total,
     ),
     Metric(
+        "headrace_spoke_cache_skipped_bytes",
+        "counter",
+        "Bytes served and not cached, because the cache disk was too far behind the link.",
+        lambda spoke: spoke.fetcher.skipped_bytes_total,
+    ),
+    Metric(
         "headrace_spoke_replica_staleness_seconds",
         "gauge",
         "Seconds since the hub last vouched for the names shown.",

@@ -35,6 +35,7 @@ class Warmer:
         self._fetcher = fetcher
         self._versions: dict[bytes, int] = {}
         self._verified_bytes = 0
+        self._done_bytes = 0
         self._files_done = 0
         self._under_way_bytes = 0
         self._room = asyncio.Condition()
@@ -86,14 +87,13 @@ class Warmer:
         """Rounds until every file is verified; returns how many are not, after the last."""
         outside = self._versions
         for _ in range(limits.WARM_TRIES):
-            self._verified_bytes = self._files_done = 0
+            self._verified_bytes = self._done_bytes = self._files_done = 0
             async with asyncio.TaskGroup() as fetches:
                 for version, size_bytes in self._versions.items():
                     for window in _windows(whole_file(size_bytes)):
-                        missing = self._store.missing(version, size_bytes, window)
-                        if missing:
+                        if self._store.missing(version, size_bytes, window):
                             await self._make_room(byte_length(window, size_bytes))
-                            fetches.create_task(self._fetch(version, size_bytes, missing), name="warm window")
+                            fetches.create_task(self._fetch(version, size_bytes, window), name="warm window")
             await self._fetcher.written()
             outside = {
                 version: size for version, size in self._versions.items() if not await self._verify(version, size)
@@ -108,31 +108,34 @@ class Warmer:
         if verified:
             self._files_done += 1
             # From here on the count is by whole files: each byte once, those fetched and those that were here.
-            done_bytes = sum(size for _, size in list(self._versions.items())[: self._files_done])
-            self._verified_bytes = max(fetched_bytes, done_bytes)
+            self._done_bytes += size_bytes
+            self._verified_bytes = max(fetched_bytes, self._done_bytes)
         return verified
 
     async def _make_room(self, size_bytes: int) -> None:
+        if self._fetcher.write_backlog_bytes > limits.WARM_OUTSTANDING_BYTES:
+            # A disk slower than the link: what it cannot take in time would not be cached.
+            await self._fetcher.written()
         async with self._room:
             while self._under_way_bytes and self._under_way_bytes + size_bytes > limits.WARM_OUTSTANDING_BYTES:
                 await self._room.wait()
             self._under_way_bytes += size_bytes
 
-    async def _fetch(self, version: bytes, size_bytes: int, missing: Sequence[BlockRange]) -> None:
+    async def _fetch(self, version: bytes, size_bytes: int, window: BlockRange) -> None:
         arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        want = Want(BlockRange(0, whole_file(size_bytes).block_count), 0, 0, lambda error: settle(arrival, error))
-        window_bytes = sum(byte_length(blocks, size_bytes) for blocks in missing)
+        want = Want(window, 0, 0, lambda error: settle(arrival, error))
+        missing = self._store.missing(version, size_bytes, window)  # now: readers may have fetched some meanwhile
         try:
             self._fetcher.demand(version, size_bytes, want, missing, priority=Priority.PREFETCH)
             want.release_hold()
             await arrival
-            self._verified_bytes += window_bytes
+            self._verified_bytes += sum(byte_length(blocks, size_bytes) for blocks in missing)
         except HeadraceError as error:
             self._failure = error
         finally:
             self._fetcher.give_up(want)
             async with self._room:
-                self._under_way_bytes -= window_bytes
+                self._under_way_bytes -= byte_length(window, size_bytes)
                 self._room.notify_all()
 
 

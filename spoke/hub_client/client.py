@@ -9,21 +9,23 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 from typing import Protocol
 
-from common import limits
+from common import codec, limits
 from common.backoff import Backoff
 from common.blocks import BLOCK_BYTES, BlockRange, subtract
-from common.errors import HeadraceError, HubUnreachable, PeerError, UsageError, from_wire
+from common.errors import CorruptData, HeadraceError, HubUnreachable, PeerError, UsageError, from_wire
 from common.log import get_logger
 from common.runtime import cancel_and_wait
 from common.wire.connection import WIRE_VERSIONS
 from common.wire.messages import (
     Cancel,
     Changes,
+    Codec,
     Data,
     Error,
     Heartbeat,
@@ -72,6 +74,7 @@ class Request:
     link: Link | None = None
     request_id: int = 0
     sent_s: float = 0.0
+    unpacking: int = 0
     done: bool = False
 
 
@@ -96,6 +99,8 @@ class HubClient:
         self._follower = follower
         self._clock = clock
         self._dice = dice
+        self._threads = ThreadPoolExecutor(limits.UNPACK_THREADS, "unpack")
+        self._unpacking: set[asyncio.Task[None]] = set()
         self._links: list[Link] = []
         self._waiting: list[tuple[int, int, Request]] = []
         self._sequence = count()
@@ -136,6 +141,8 @@ class HubClient:
         error = HubUnreachable("the spoke stops")
         while self._waiting:
             self._fail(heapq.heappop(self._waiting)[2], error)
+        await cancel_and_wait(*self._unpacking)
+        self._threads.shutdown(cancel_futures=True)
 
     async def _keep_link(self, role: str) -> None:
         """Dial, serve until the link is gone, back off, again: for ever."""
@@ -346,13 +353,38 @@ class HubClient:
         before_bytes = _byte_count(request)
         request.remaining = subtract(request.remaining, data.blocks)
         link.outstanding_bytes -= before_bytes - _byte_count(request)
-        self.received_bytes_total += data.raw_bytes
-        request.sink.arrived(request, data)
-        if data.last and not request.done:
+        if data.last:
             self._leave_link(request)
+        if data.codec is Codec.RAW:
+            request.sink.arrived(request, data)
+        else:
+            request.unpacking += 1
+            task = asyncio.create_task(self._unpack(request, data), name="unpack")
+            self._unpacking.add(task)
+            task.add_done_callback(self._unpacking.discard)
+        self._end_if_whole(request)
+        self._dispatch()
+
+    async def _unpack(self, request: Request, data: Data) -> None:
+        """Decompress off the loop. What does not come out right has not arrived: the sink sees it missing at the end."""
+        loop = asyncio.get_running_loop()
+        try:
+            raw = await loop.run_in_executor(self._threads, codec.unpack, data.codec, data.payload, data.raw_bytes)
+        except CorruptData as error:
+            log.warning(
+                "data from the hub cannot be unpacked, asking again", version=request.version.hex(), error=str(error)
+            )
+        else:
+            if not request.done:
+                request.sink.arrived(request, replace(data, codec=Codec.RAW, payload=raw))
+        finally:
+            request.unpacking -= 1
+            self._end_if_whole(request)
+
+    def _end_if_whole(self, request: Request) -> None:
+        if not request.remaining and not request.unpacking and not request.done:
             request.done = True
             request.sink.finished(request)
-        self._dispatch()
 
     def link_closed(self, link: Link, error: HeadraceError) -> None:
         gone = self._link_gone.get(link)
@@ -399,6 +431,7 @@ def _byte_count(request: Request) -> int:
     return sum(blocks.block_count for blocks in request.remaining) * BLOCK_BYTES
 
 
-def make_hello(dataset: str, identity: str, spoke_id: bytes) -> Hello:
-    """The HELLO this spoke sends on each of its links."""
-    return Hello(WIRE_VERSIONS, dataset, identity, spoke_id)
+def make_hello(dataset: str, identity: str, spoke_id: bytes, *, compression: bool = True) -> Hello:
+    """The HELLO this spoke sends on each of its links. ``compression``: offer the codecs we can unpack."""
+    codecs = codec.SUPPORTED if compression else (Codec.RAW,)
+    return Hello(WIRE_VERSIONS, dataset, identity, spoke_id, codecs=codecs)

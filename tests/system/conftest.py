@@ -40,6 +40,8 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     """Hubs and spokes of one test; afterwards their data and caches go, their logs stay."""
     with pair_in(tmp_path) as made:
         yield made
-    for found in tmp_path.iterdir():
+    for found in sorted(tmp_path.iterdir()):
+        if found.suffix == ".log":  # shown with a failure only
+            print(f"--- {found.name}\n{found.read_text(errors='backslashreplace')[-4000:]}")
         if found.is_dir() and not os.path.ismount(found):
             shutil.rmtree(found, ignore_errors=True)

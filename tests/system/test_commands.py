@@ -46,7 +46,9 @@ def test_quantities_that_cannot_be(pair: Pair) -> None:
     refused(mount(pair, mountpoint, "--cache-size", "1MiB"), "1048576 bytes", "at least 16777216")
     refused(mount(pair, mountpoint, hub="nowhere:port"), "hub", "is not an address")
     refused(
-        run("hub.cli", "serve", "--dataset", f"data={pair.data}", "--rate-limit", "10pigs"), "'10pigs' is not a rate", "10gbit"
+        run("hub.cli", "serve", "--dataset", f"data={pair.data}", "--rate-limit", "10pigs"),
+        "'10pigs' is not a rate",
+        "10gbit",
     )
     refused(run("hub.cli", "serve", "--dataset", "data"), "not NAME=DIR")
     refused(run("hub.cli", "serve"), "dataset is not set", "HEADRACE_DATASET")

@@ -6,7 +6,6 @@ import hashlib
 import os
 import stat
 import subprocess
-from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
@@ -115,7 +114,10 @@ def grow(root: bytes, seed: int = 7420) -> None:
     for number, name in enumerate(names):
         # Each edge several times, the megabytes among them rarely; between them anything up to three blocks.
         edge = number % 40 < 5 or number < 3 * len(EDGE_SIZES)
-        put(name, EDGE_SIZES[number % len(EDGE_SIZES) if number < 24 else number % 5] if edge else dice.randrange(12_289))
+        put(
+            name,
+            EDGE_SIZES[number % len(EDGE_SIZES) if number < 24 else number % 5] if edge else dice.randrange(12_289),
+        )
 
     for path, target in (
         (b"link to a file", b"run.sh"),

@@ -127,7 +127,9 @@ async def test_a_disk_error_at_the_hub_is_tried_again_and_then_told(make_read_pa
         await path.read(handle, 512 * 1024, 4096)
 
 
-async def test_wrong_bytes_past_tcps_checksum_are_fetched_again_and_never_delivered(make_read_path, monkeypatch) -> None:
+async def test_wrong_bytes_past_tcps_checksum_are_fetched_again_and_never_delivered(
+    make_read_path, monkeypatch
+) -> None:
     monkeypatch.setattr("common.limits.RETRY_FIRST_S", 0.01)
     data = noise(MIB)
     path = await make_read_path({b"f": data})
