@@ -34,11 +34,11 @@ class Packed(NamedTuple):
         return Data(extent.blocks, self.codec, len(extent.data), extent.digests, last, self.payload)
 
 
-Pack = Callable[[Extent, Sequence[Codec]], Awaitable[Packed]]
-"""Chooses among the codecs a connection agreed on, and packs. A codec awaits a thread of its own; what does not shrink goes raw."""
+Pack = Callable[[bytes, Extent, "Link"], Awaitable[Packed]]
+"""Given a version, its extent and the connection it goes to: chooses among the codecs agreed on, and packs."""
 
 
-async def pack_raw(extent: Extent, _codecs: Sequence[Codec]) -> Packed:
+async def pack_raw(_version: bytes, extent: Extent, _link: Link) -> Packed:
     return Packed(extent, Codec.RAW, extent.data)
 
 
@@ -60,6 +60,10 @@ class Link(Protocol):
     def source(self) -> BlockSource: ...
     @property
     def codecs(self) -> Sequence[Codec]: ...
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes ready to go that the socket has not taken yet."""
+        ...
 
     def stage(self, pick: Pick, packed: Packed) -> None:
         """Take an extent that is ready; when it is written, call ``Scheduler.finished`` through :meth:`Egress.sent`."""
@@ -180,7 +184,7 @@ class Egress:
         try:
             extent = await link.source.read_extent(request.version, pick.blocks)
             _check_extent(extent, pick)
-            packed = await self._pack(extent, link.codecs)
+            packed = await self._pack(request.version, extent, link)
         except asyncio.CancelledError:
             if self._reading.pop(pick, None) is None:
                 raise  # abandoned: nobody waits for it

@@ -89,6 +89,11 @@ class Session(asyncio.BufferedProtocol):
     def codecs(self) -> Sequence[m.Codec]:
         return self._connection.codecs
 
+    @property
+    def waiting_bytes(self) -> int:
+        staged_bytes = sum(len(packed.payload) for lane in self._lanes for _, packed in lane)
+        return staged_bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
+
     def stage(self, pick: Pick, packed: Packed) -> None:
         self._lanes[pick.request.priority].append((pick, packed))
         self._flush_soon()

@@ -23,7 +23,12 @@ def test_the_highest_layer_wins_and_is_remembered(tmp_path: Path) -> None:
         flags={"read_timeout": "7s", "cache_size": None},
     )
     assert loaded.settings == Some(cache_dir=Path("/file"), cache_size=2 << 30, read_timeout=7.0)
-    assert loaded.sources == {"cache_dir": "file", "cache_size": "environment", "read_timeout": "flag", "hub": "default"}
+    assert loaded.sources == {
+        "cache_dir": "file",
+        "cache_size": "environment",
+        "read_timeout": "flag",
+        "hub": "default",
+    }
 
 
 @pytest.mark.parametrize(
@@ -42,7 +47,9 @@ def test_a_refusal_says_what_was_seen_and_what_is_allowed(flags: dict[str, str],
 def test_unknown_names_in_the_file_are_refused_with_the_known_ones(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text('cache-dri = "/x"\n')
-    with pytest.raises(UsageError, match=r"unknown setting 'cache-dri' .* allowed: cache-dir, cache-size, hub, read-timeout"):
+    with pytest.raises(
+        UsageError, match=r"unknown setting 'cache-dri' .* allowed: cache-dir, cache-size, hub, read-timeout"
+    ):
         load(Some, file=file, environ={}, flags={"cache_dir": "/x"})
 
 

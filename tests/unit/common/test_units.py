@@ -28,7 +28,9 @@ def test_rates(text: str, rate: float) -> None:
     assert parse_rate(text) == rate
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("300", 300.0), ("300s", 300.0), ("5m", 300.0), ("250ms", 0.25), ("0", 0.0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("300", 300.0), ("300s", 300.0), ("5m", 300.0), ("250ms", 0.25), ("0", 0.0)]
+)
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
@@ -49,7 +51,12 @@ def test_a_rate_is_not_a_size() -> None:
 
 @pytest.mark.parametrize(
     ("text", "address"),
-    [("h:1", ("h", 1)), ("127.0.0.1:7420", ("127.0.0.1", 7420)), ("[::1]:0", ("::1", 0)), ("hub.example", ("hub.example", 9))],
+    [
+        ("h:1", ("h", 1)),
+        ("127.0.0.1:7420", ("127.0.0.1", 7420)),
+        ("[::1]:0", ("::1", 0)),
+        ("hub.example", ("hub.example", 9)),
+    ],
 )
 def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert parse_address(text, default_port=9) == address
