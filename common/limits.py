@@ -408,3 +408,8 @@ PACK_THREADS = 2
 
 UNPACK_THREADS = 2
 """Threads of a spoke that decompress, at about 1 GB/s each. Further extents wait their turn."""
+
+# --- process ----------------------------------------------------------------------------------------------
+
+HEAP_KEPT_BYTES = 128 * 1024 * 1024
+"""Freed memory a daemon keeps for its next buffers. Above it, and once a daemon is idle, it goes back to the kernel."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import signal
 import time
@@ -14,6 +15,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvloop
+
+from common import limits
 
 ResultT = TypeVar("ResultT")
 
@@ -26,8 +29,31 @@ def wall_time_s() -> float:
     return time.time()
 
 
+# mallopt(3): parameter numbers from glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory(trim_threshold_bytes: int) -> None:
+    """Let malloc keep what is freed for the next buffer, up to ``trim_threshold_bytes`` at the top of the heap.
+
+    Buffers of 1 MiB come and go a thousand times a second; given back to the kernel and asked for again each time, their
+    page faults cost as much as the copying. ``give_back_memory`` undoes it when a daemon has become idle.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc: nothing to tune
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)
+        libc.mallopt(_M_TRIM_THRESHOLD, trim_threshold_bytes)
+
+
+def give_back_memory() -> None:
+    """Return free heap memory to the kernel (malloc_trim(3)); some milliseconds."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run a daemon's main coroutine on a uvloop event loop until it ends."""
+    keep_freed_memory(limits.HEAP_KEPT_BYTES)
     return uvloop.run(main)
 
 

@@ -94,7 +94,7 @@ class Ahead:
     def _pump(self) -> None:
         """Ask for what is planned, within what may be under way at once."""
         planner, fetcher, client = self._planner, self._fetcher, self._client
-        if planner is None or fetcher is None or client is None or client.link_count == 0:
+        if planner is None or not planner.has_plans or fetcher is None or client is None or client.link_count == 0:
             return
         if client.rtt_s is not None:
             planner.link(client.rtt_s, client.rate_bytes_per_s)

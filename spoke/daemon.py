@@ -216,8 +216,13 @@ class Spoke:
 
     async def _keep_house(self) -> None:
         """What is done now and then: tell the hub how we fare, and the cache which versions nobody names any more."""
+        fetched_bytes = 0
         while True:
             await asyncio.sleep(limits.HOUSEKEEPING_INTERVAL_S)
+            if fetched_bytes != self.counts.fetched_bytes:
+                fetched_bytes = self.counts.fetched_bytes
+            else:
+                runtime.give_back_memory()
             usage = self.store.usage()
             self.client.send_stats(
                 {

@@ -21,6 +21,7 @@ from typing import Literal
 from common.blocks import (
     BLOCK_BYTES,
     EXTENT_BLOCKS,
+    EXTENT_BYTES,
     BlockRange,
     byte_length,
     count_blocks,
@@ -51,6 +52,7 @@ log = get_logger(__name__)
 __all__ = ["BlocksMissing", "CacheState", "Store", "Usage"]
 
 CacheState = Literal["absent", "partial", "whole", "verified"]
+_SCRATCH_BYTES = EXTENT_BYTES  # the largest READ the kernel sends
 _BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 _EXTENT_SHIFT = (BLOCK_BYTES * EXTENT_BLOCKS).bit_length() - 1
 
@@ -96,6 +98,7 @@ class Store:
         self._writer = BlockWriter(shelf, self._reclaim, self._health, self._disk_failed, self._announce)
         self._lent: dict[bytes, deque[CachedFile]] = {}
         self._nowait_works = True
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._closed = False
         shelf.on_disk_error = self._disk_failed
         shelf.on_gone = self._gone
@@ -209,8 +212,11 @@ class Store:
 
     def read_nowait(
         self, version: bytes, size_bytes: int, offset_bytes: int, length_bytes: int
-    ) -> bytes | bytearray | None:
-        """The bytes (cut at the end of the file) if all are verified and in the page cache, else None: never waits for the disk."""
+    ) -> bytes | bytearray | memoryview | None:
+        """The bytes (cut at the end of the file) if all are verified and in the page cache, else None: never waits for the disk.
+
+        They stand in a buffer of the store's and are good until the next call: a new one each time costs its zeroing.
+        """
         end_bytes = min(offset_bytes + length_bytes, size_bytes)
         if offset_bytes >= end_bytes:
             return b""
@@ -224,7 +230,7 @@ class Store:
         ):
             return None
         length_bytes = end_bytes - offset_bytes
-        buffer = bytearray(length_bytes)
+        buffer = self._scratch[:length_bytes] if length_bytes <= _SCRATCH_BYTES else memoryview(bytearray(length_bytes))
         try:
             if self._disk.preadv(file.data_fd, (buffer,), offset_bytes, os.RWF_NOWAIT) != length_bytes:
                 return None

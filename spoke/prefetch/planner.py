@@ -105,6 +105,11 @@ class Planner:
         return self._latency.outstanding_limit_bytes
 
     @property
+    def has_plans(self) -> bool:
+        """:meth:`plan` may give something; asked after every read, so that most cost no more."""
+        return bool(self._jobs)
+
+    @property
     def active_streams(self) -> int:
         return len(self._active)
 

@@ -1,3 +1,5 @@
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,7 +62,7 @@ def test_splitting_keeps_the_blocks_and_no_part_crosses_an_extent(blocks: BlockR
 def test_coalesce_gives_the_same_blocks_sorted_and_apart(ranges: list[BlockRange]) -> None:
     merged = coalesce(ranges)
     assert blocks_of(*merged) == blocks_of(*ranges)
-    assert all(one.end_block < other.first_block for one, other in zip(merged, merged[1:], strict=False))
+    assert all(one.end_block < other.first_block for one, other in itertools.pairwise(merged))
 
 
 @given(st.lists(RANGES, max_size=5), RANGES)
