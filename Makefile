@@ -1,0 +1,58 @@
+# Headrace: everything a developer does, one word each. `make` alone lists the words.
+# demo and test work as the first command in a fresh clone: they set up .venv by themselves.
+# A word's options go through ARGS, for example: make demo ARGS="--rtt 150ms"
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+READY := $(VENV)/.ready
+PY := $(VENV)/bin/python
+ARGS ?=
+
+.PHONY: help setup demo test check lint types arch bench fuzz clean
+
+help: ## list these words
+	@if [ -t 1 ] && [ -z "$${NO_COLOR:-}" ]; then on=$$'\033[36m' off=$$'\033[0m'; else on= off=; fi
+	sed -nE 's/^([a-z]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do
+		printf '  %s%-6s%s  %s\n' "$$on" "$$word" "$$off" "$$meaning"
+	done
+
+setup: $(READY) ## make .venv and install what everything below needs
+	@echo "setup: $(VENV) is ready"
+
+$(READY): pyproject.toml .ci/setup
+	@bash .ci/setup $(VENV)
+	touch $@
+
+demo: $(READY) ## real text, a hub, 60 ms, a spoke, a DataLoader: local, cold, warm (ARGS="--small" is quicker)
+	@$(PY) -m bench.demo $(ARGS)
+
+test: $(READY) ## all tests
+	@$(PY) -m pytest $(ARGS)
+
+check: lint types arch ## lint, types and arch
+
+lint: $(READY) ## ruff: rules and formatting
+	@$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(READY) ## mypy, strict
+	@$(PY) -m mypy
+	$(PY) -m mypy -p bench
+
+arch: $(READY) ## import-linter: the arrows between the rooms
+	@$(VENV)/bin/lint-imports
+
+bench: $(READY) ## read speed through the mount, as ratios; JSON in bench/out (bench/RESULTS.md)
+	@$(PY) -m bench.read_path $(ARGS)
+
+fuzz: $(READY) ## property tests with fresh seeds and FACTOR times their examples (default 50)
+	@HEADRACE_FUZZ_FACTOR=$${FACTOR:-50} $(PY) -m pytest -p bench.fuzz -q $(ARGS)
+
+clean: ## remove .venv, caches and results
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache bench/out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

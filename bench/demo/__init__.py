@@ -1,0 +1,1 @@
+"""The demonstration behind ``make demo``: real text, a real tokenizer, a real DataLoader, 60 ms in between."""

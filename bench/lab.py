@@ -1,0 +1,307 @@
+"""A hub, a long link and a spoke on this machine, in a temporary directory, and gone again at the end.
+
+Whatever happens, leaving the lab unmounts, ends the processes it started (known by pid, or by a mark in their
+environment once they are detached) and removes the directory. Daemons are started by their real command lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.link import LinkShape
+from bench.path import ROOT, Kind, Way, make_way
+from common.errors import HeadraceError
+from common.units import format_address, parse_address
+from spoke.fuse.mountpoint import detach, fusermount, mounts_at
+
+MARK_VARIABLE = "HEADRACE_LAB_MARK"
+HUB_READY_TIMEOUT_S = 30.0
+COMMAND_TIMEOUT_S = 60.0
+LOG_TAIL_LINES = 12
+
+_CONTAINER_HELP = "start a container with --device /dev/fuse --cap-add SYS_ADMIN"
+
+Metrics = dict[str, float]
+
+
+class LabError(HeadraceError):
+    """A daemon or command did not do what the lab needed; the message has its last words."""
+
+
+def why_no_mount() -> str | None:
+    """What keeps this machine from mounting, or None."""
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except FileNotFoundError:
+        return f"there is no /dev/fuse; {_CONTAINER_HELP}"
+    except OSError as error:
+        if error.errno == errno.EACCES and os.geteuid() != 0:
+            return "this user may not open /dev/fuse; as root: chmod 666 /dev/fuse"
+        return f"/dev/fuse cannot be opened ({error.strerror}); {_CONTAINER_HELP}"
+    if os.geteuid() != 0 and fusermount() is None:
+        return (
+            "fusermount3 is not installed; without root it is needed to mount (Debian, Ubuntu: apt-get install fuse3)"
+        )
+    return None
+
+
+def raise_on_sigterm() -> None:
+    """Make SIGTERM an exception, so that what ``with`` holds is cleaned up."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(143)
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+class Lab:
+    """Use as a context manager. ``keep``: leave the directory (not the daemons) behind."""
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self.keep = keep
+        self.directory = Path(tempfile.mkdtemp(prefix="headrace-"))
+        self.mark = uuid.uuid4().hex
+        self.environ = {**os.environ, MARK_VARIABLE: self.mark}
+        self.logs: dict[str, Path] = {}
+        self._stack = contextlib.ExitStack()
+        self._way: Way | None = None
+        self._hub: subprocess.Popen[str] | None = None
+        self._mounts: list[Path] = []
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            for mountpoint in list(self._mounts):
+                self._take_away(mountpoint)
+            if self._hub is not None:
+                _end(self._hub)
+        finally:
+            self._stack.close()
+            self._end_marked()
+            if not self.keep:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    # --- the parts ---------------------------------------------------------------------------------------
+
+    def start_hub(self, dataset: str, directory: Path, shape: LinkShape, kind: Kind = "auto") -> None:
+        """A hub that serves ``directory``, at the far end of a link. Raises LabError."""
+        self._way = self._stack.enter_context(make_way(kind, shape, self._log("proxy"), self.environ))
+        with self._log("hub").open("ab") as log:
+            self._hub = subprocess.Popen(
+                [
+                    *(*self._way.hub_prefix, sys.executable, "-m", "hub.cli", "serve"),
+                    *("--dataset", f"{dataset}={directory}", "--state-dir", str(self.directory / "hub-state")),
+                    *("--listen", f"{self._way.hub_host}:0", "--metrics", f"{self._way.hub_host}:0"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=ROOT,
+                env=self.environ,
+            )
+        assert self._hub.stdout is not None
+        readable, _, _ = select.select([self._hub.stdout], [], [], HUB_READY_TIMEOUT_S)
+        line = self._hub.stdout.readline() if readable else ""
+        words = line.replace(",", " ").split()  # "listening on HOST:PORT, metrics on HOST:PORT"
+        if words[:2] != ["listening", "on"]:
+            raise LabError(f"the hub was not ready within {HUB_READY_TIMEOUT_S:g} s; it said {line!r}")
+        self.hub_address = parse_address(words[2])
+        self.hub_metrics = words[5]
+        self.link_kind = self._way.kind
+        self.far_hub = self._way.open(self.hub_address)
+
+    def mount(self, dataset: str, name: str, *flags: str) -> Spoke:
+        """A spoke with a cache and a mountpoint of its own, ``name``. Raises LabError."""
+        mountpoint, cache = self.directory / f"mnt-{name}", self.directory / f"cache-{name}"
+        mountpoint.mkdir()
+        metrics = format_address("127.0.0.1", free_port())
+        self._mounts.append(mountpoint)
+        self._spoke_command(
+            *("mount", str(mountpoint), "--hub", self.far_hub, "--dataset", dataset, "--cache-dir", str(cache)),
+            *("--metrics", metrics, "--log-file", str(self._log(f"spoke-{name}")), "--background", *flags),
+        )
+        return Spoke(self, mountpoint, cache, metrics)
+
+    def unmount(self, spoke: Spoke) -> None:
+        """By the command that users have. Raises LabError."""
+        self._spoke_command("umount", str(spoke.mountpoint))
+        if mounts_at(str(spoke.mountpoint)):
+            raise LabError(f"{spoke.mountpoint} is still mounted after umount")
+        self._mounts.remove(spoke.mountpoint)
+
+    def run(self, name: str, command: list[str], timeout_s: float) -> None:
+        """Run a command to its end, its output in a log of its own. Raises LabError, at once if a daemon ends meanwhile."""
+        log = self._log(name)
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, cwd=ROOT, env=self.environ
+            )
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(timeout=0.2)
+                    break
+                self._check_daemons()
+                if time.monotonic() > deadline_s:
+                    raise LabError(f"{name} did not end within {timeout_s:g} s")
+        finally:
+            process.kill()
+            process.wait()
+        if code:
+            raise LabError(f"{name} ended with exit code {code}")
+
+    def last_words(self) -> str:
+        """The ends of the daemons' logs, for a person who wants to know what went wrong."""
+        tails = []
+        for name, path in self.logs.items():
+            lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
+            if lines:
+                tails.append("\n".join([f"--- {name}, last lines of its log:", *lines[-LOG_TAIL_LINES:]]))
+        return "\n".join(tails)
+
+    # --- inside --------------------------------------------------------------------------------------------
+
+    def _check_daemons(self) -> None:
+        if self._hub is not None and self._hub.poll() is not None:
+            raise LabError(f"the hub ended by itself with exit code {self._hub.returncode}")
+        for mountpoint in self._mounts:
+            if not mounts_at(str(mountpoint)):
+                raise LabError(f"the mount {mountpoint} went away: its spoke ended")
+
+    def _log(self, name: str) -> Path:
+        return self.logs.setdefault(name, self.directory / f"{name.replace(' ', '-')}.log")
+
+    def _spoke_command(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "spoke.cli", *arguments]
+        try:
+            done = subprocess.run(
+                command,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                cwd=ROOT,
+                env=self.environ,
+                timeout=COMMAND_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise LabError(f"headrace-spoke {arguments[0]} did not end within {COMMAND_TIMEOUT_S:g} s") from None
+        if done.returncode:
+            said = done.stderr.strip() or done.stdout.strip()
+            raise LabError(f"headrace-spoke {arguments[0]} ended with exit code {done.returncode}: {said}")
+        return done.stdout
+
+    def _take_away(self, mountpoint: Path) -> None:
+        """At the end, also after failures: by the command if it works, else by force."""
+        for flags in ([], ["--force"]):
+            if not mounts_at(str(mountpoint)):
+                break
+            with contextlib.suppress(LabError):
+                self._spoke_command("umount", str(mountpoint), *flags)
+        for entry in mounts_at(str(mountpoint)):
+            detach(entry.path, entry.minor, force=True)
+
+    def _end_marked(self) -> None:
+        """Detached daemons are no children: they are known by the mark that only this lab's processes carry."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in _marked(self.mark):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            deadline_s = time.monotonic() + 5
+            while _marked(self.mark) and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+
+
+class Spoke:
+    """A mounted spoke, seen from outside: its status, its metrics, its files."""
+
+    def __init__(self, lab: Lab, mountpoint: Path, cache: Path, metrics: str) -> None:
+        self.mountpoint = mountpoint
+        self.cache = cache
+        self._lab = lab
+        self._metrics = metrics
+
+    def status(self) -> dict[str, Any]:
+        """What ``headrace-spoke status --json`` prints. Raises LabError."""
+        facts = json.loads(self._lab._spoke_command("status", str(self.mountpoint), "--json"))
+        assert isinstance(facts, dict)
+        return facts
+
+    def numbers(self) -> Metrics:
+        return read_metrics(self._metrics)
+
+    def warm(self, *paths: str) -> None:
+        self._lab._spoke_command("warm", str(self.mountpoint), *paths, "--quiet")
+
+
+def read_metrics(address: str) -> Metrics:
+    """A scrape, as ``name{label="value",…}`` to number; labels in order of their names. Raises LabError."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            return parse_metrics(answer.read().decode())
+    except OSError as error:
+        raise LabError(f"no metrics at {address}: {error}") from None
+
+
+def parse_metrics(text: str) -> Metrics:
+    return {
+        _series(sample.name, sample.labels): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def _series(name: str, labels: Mapping[str, str]) -> str:
+    inside = ",".join(f'{label}="{labels[label]}"' for label in sorted(labels))
+    return f"{name}{{{inside}}}" if inside else name
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _marked(mark: str) -> list[int]:
+    wanted = f"{MARK_VARIABLE}={mark}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError):
+                if wanted in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry))
+    return found

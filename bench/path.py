@@ -1,0 +1,116 @@
+"""The way between the hub and the spoke on one machine: netem in a network namespace where that works, else the proxy.
+
+A ``Way`` says how the hub is started (a command prefix and a host to listen on) and where the spoke finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from bench import netem
+from bench.link import LinkShape
+from common.errors import HeadraceError
+from common.units import format_address, format_rate, parse_address
+
+ROOT = Path(__file__).resolve().parent.parent
+Kind = Literal["auto", "proxy", "netem"]
+
+
+class Way(Protocol):
+    """``hub_prefix``: put in front of the hub's command. ``hub_host``: where the hub listens."""
+
+    @property
+    def hub_prefix(self) -> list[str]: ...
+    @property
+    def hub_host(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    def open(self, hub: tuple[str, int]) -> str:
+        """The address at which a spoke reaches the hub across the link."""
+        ...
+
+
+@dataclass
+class _NetemWay:
+    kind: str
+    hub_prefix: list[str]
+    hub_host: str
+
+    def open(self, hub: tuple[str, int]) -> str:
+        return format_address(*hub)
+
+
+class _ProxyWay:
+    """Starts ``python -m bench.delay_proxy`` in front of the hub; its log and last counters go to ``log``."""
+
+    def __init__(self, shape: LinkShape, log: Path, environ: dict[str, str]) -> None:
+        self.kind = "delay proxy"
+        self.hub_prefix: list[str] = []
+        self.hub_host = "127.0.0.1"
+        self._shape, self._log, self._environ = shape, log, environ
+        self.process: subprocess.Popen[str] | None = None
+
+    def open(self, hub: tuple[str, int]) -> str:
+        shape = self._shape
+        flags = {
+            "--target": format_address(*hub),
+            "--rtt": f"{shape.rtt_s}s",
+            "--rate": f"{shape.rate_bytes_per_s:.0f}B/s",
+            "--jitter": f"{shape.jitter_s}s",
+            "--queue": f"{shape.queue_s}s",
+        }
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "bench.delay_proxy", *(word for pair in flags.items() for word in pair)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=ROOT,
+                env=self._environ,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.startswith("listening on "):
+            raise HeadraceError(f"the delay proxy did not start; it ended with exit code {self.process.wait()}")
+        return format_address(*parse_address(line.removeprefix("listening on ")))
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=5)
+
+
+@contextlib.contextmanager
+def make_way(kind: Kind, shape: LinkShape, log: Path, environ: dict[str, str]) -> Iterator[Way]:
+    """``auto``: netem if a trial connection across it shows the round trip asked for, else the proxy.
+
+    Raises HeadraceError when ``netem`` is asked for and does not work here.
+    """
+    if kind != "proxy":
+        with contextlib.ExitStack() as stack:
+            try:
+                host = stack.enter_context(netem.far_namespace(shape))
+                netem.try_out(host, shape)
+            except netem.NotHere as error:
+                if kind == "netem":
+                    raise HeadraceError(f"netem does not work here: {error}") from None
+            else:
+                yield _NetemWay(f"netem, namespace {host.name}", host.prefix, host.address)
+                return
+    way = _ProxyWay(shape, log, environ)
+    try:
+        yield way
+    finally:
+        way.close()
+
+
+def describe(shape: LinkShape) -> str:
+    return f"{shape.rtt_s * 1000:g} ms round trip, {format_rate(shape.rate_bytes_per_s)}"
