@@ -1,0 +1,96 @@
+"""Which extents travel compressed: a decision from what waits, what shrinks, and what the two ends agreed on."""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from common.blocks import BlockRange, count_blocks
+from common.codec import unpack
+from common.digest import block_digests
+from common.limits import PACK_MIN_BYTES, PACK_WHEN_WAITING_BYTES
+from common.serving.packing import Compression, Packer
+from common.serving.source import Extent
+from common.wire.messages import Codec
+
+TEXT = b"the quick brown fox " * 5000
+NOISE = random.Random(1).randbytes(100_000)
+BOTH = (Codec.RAW, Codec.ZSTD)
+
+
+@dataclass
+class Link:
+    """As much of a connection as the packer looks at."""
+
+    codecs: tuple[Codec, ...] = BOTH
+    waiting_bytes: int = 0
+    link_id: int = 1
+    refused: list[object] = field(default_factory=list)
+
+
+def extent(data: bytes) -> Extent:
+    return Extent(BlockRange(0, count_blocks(len(data))), data, block_digests(b"v" * 16, 0, data))
+
+
+async def packed_with(compression: Compression, data: bytes, link: Link, version: bytes = b"v" * 16):
+    packer = Packer(compression)
+    try:
+        return await packer.pack(version, extent(data), link)
+    finally:
+        await packer.close()
+
+
+@pytest.mark.parametrize("compression", [Compression.AUTO, Compression.ON])
+async def test_what_shrinks_travels_packed_and_comes_out_the_same(compression: Compression) -> None:
+    packed = await packed_with(compression, TEXT, Link(waiting_bytes=PACK_WHEN_WAITING_BYTES))
+    assert packed.codec is Codec.ZSTD
+    assert len(packed.payload) < len(TEXT) / 10
+    assert unpack(packed.codec, packed.payload, len(TEXT)) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("compression", "data", "codecs"),
+    [
+        (Compression.OFF, TEXT, BOTH),
+        (Compression.ON, TEXT, (Codec.RAW,)),
+        (Compression.ON, NOISE, BOTH),
+        (Compression.ON, TEXT[: PACK_MIN_BYTES - 1], BOTH),
+    ],
+)
+async def test_what_travels_raw(compression: Compression, data: bytes, codecs: tuple[Codec, ...]) -> None:
+    packed = await packed_with(compression, data, Link(codecs, waiting_bytes=PACK_WHEN_WAITING_BYTES))
+    assert (packed.codec, packed.payload) == (Codec.RAW, data)
+
+
+async def test_a_hub_told_not_to_compress_agrees_to_raw_only() -> None:
+    packers = {compression: Packer(compression) for compression in Compression}
+    assert packers[Compression.OFF].codecs == (Codec.RAW,)
+    assert packers[Compression.AUTO].codecs == BOTH
+    for packer in packers.values():
+        await packer.close()
+
+
+async def test_a_link_that_takes_all_at_once_gets_raw_bytes_while_the_cpu_is_busy() -> None:
+    packer = Packer(Compression.AUTO)
+    try:
+        hungry, waiting = Link(), Link(waiting_bytes=PACK_WHEN_WAITING_BYTES)
+        for _ in range(20):
+            together = await asyncio.gather(*(packer.pack(b"v" * 16, extent(TEXT * 20), hungry) for _ in range(8)))
+            assert sum(packed.codec is Codec.ZSTD for packed in together) <= 1, "the first finds an idle CPU"
+        together = await asyncio.gather(*(packer.pack(b"v" * 16, extent(TEXT), waiting) for _ in range(8)))
+        assert {packed.codec for packed in together} == {Codec.ZSTD}
+    finally:
+        await packer.close()
+
+
+async def test_noise_is_given_up_and_counted() -> None:
+    packer = Packer(Compression.ON)
+    try:
+        for _ in range(10):
+            await packer.pack(b"n" * 16, extent(NOISE), Link())
+        await packer.pack(b"t" * 16, extent(TEXT), Link())
+        assert packer.raw_bytes == 10 * len(NOISE) + len(TEXT)
+        assert 10 * len(NOISE) < packer.packed_bytes < 10 * len(NOISE) + len(TEXT) / 10
+    finally:
+        await packer.close()
