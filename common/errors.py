@@ -51,12 +51,6 @@ class UnknownDataset(UsageError):
     wire_code = "unknown-dataset"
 
 
-class NoHubYet(UsageError):
-    """A first start, with no names on disk, and no hub answers: nothing could be shown."""
-
-    wire_code = "no-hub-yet"
-
-
 # --- the operator of the other end, or the network, must act ---------------------------------------------
 
 

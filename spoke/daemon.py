@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from common import __version__, limits, runtime
 from common.config import Loaded
 from common.entries import Entry
-from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, NoHubYet
+from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, UsageError
 from common.log import get_logger
 from common.metrics import HttpPages, TableCollector
 from common.runtime import cancel_and_wait
@@ -51,6 +51,10 @@ from spoke.reads import Handle, Reads
 from spoke.warm import Warmer
 
 log = get_logger(__name__)
+
+
+class NoHubYet(UsageError):
+    """A first start, with no names on disk, and no hub answers: nothing could be shown."""
 
 
 class Spoke:
