@@ -119,7 +119,7 @@ async def test_a_reader_that_does_not_read_bounds_what_is_held() -> None:
         _, writer = await connect()
         writer.write(bytes(4 * shape.window_bytes))
         async with asyncio.timeout(30):
-            await until(lambda: proxy.counters().held_bytes > shape.window_bytes)
+            await until(lambda: proxy.counters().held_max_bytes > shape.window_bytes)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await writer.drain()
