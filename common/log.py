@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
-import structlog
+if TYPE_CHECKING:
+    import structlog
 
 LogFormat = Literal["auto", "console", "json"]
 
 
+class _LateLogger:
+    """Imports structlog (and rich, behind it: 0.3 s) when the first line is logged; most commands log none."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._logger: structlog.stdlib.BoundLogger | None = None
+
+    def __getattr__(self, method: str) -> Any:
+        if self._logger is None:
+            import structlog
+
+            self._logger = structlog.get_logger(module=self._name)
+        return getattr(self._logger, method)
+
+
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """A logger whose lines carry ``module=name``."""
-    return cast(structlog.stdlib.BoundLogger, structlog.get_logger(module=name))
+    return cast("structlog.stdlib.BoundLogger", _LateLogger(name))
 
 
 def _readable_bytes(_logger: Any, _method: str, event: structlog.types.EventDict) -> structlog.types.EventDict:
@@ -26,6 +42,8 @@ def _readable_bytes(_logger: Any, _method: str, event: structlog.types.EventDict
 
 def configure(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
     """Set up the process's log once, to ``stream`` (default stderr). ``auto``: console on a terminal, else JSON lines."""
+    import structlog
+
     target = stream if stream is not None else sys.stderr
     as_json = log_format == "json" or (log_format == "auto" and not target.isatty())
     renderer: Any = (

@@ -10,12 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from common import __version__
-from common.config import load
-from common.log import configure
 from common.terminal import exit_codes
 from spoke import control
-from spoke.config import SpokeSettings, runtime_dir
 from spoke.fuse.mountpoint import locate
+from spoke.places import runtime_dir
 
 app = typer.Typer(
     help="Show a far dataset as local files: cache it on this host's disk, fetch it ahead of the readers.",
@@ -101,6 +99,11 @@ def mount(
         "log_level": log_level,
         "log_format": log_format,
     }
+    # Imported here: settings, logs and daemons take most of a second, which commands that only ask need not wait for.
+    from common.config import load
+    from common.log import configure
+    from spoke.config import SpokeSettings
+
     loaded = load(SpokeSettings, file=config, environ=os.environ, flags=flags)
     from spoke.launch import mount_in_background, mount_in_foreground
 

@@ -16,14 +16,6 @@ DEFAULT_HUB_PORT = 7420
 DEFAULT_METRICS_PORT = 9421
 
 
-def runtime_dir() -> Path:
-    """Where sockets and mount records live: /run/headrace as root, else below XDG_RUNTIME_DIR or /tmp."""
-    if os.geteuid() == 0:
-        return Path("/run/headrace")
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "headrace" if base else Path(f"/tmp/headrace-{os.getuid()}")
-
-
 def _hub_address(text: str) -> str:
     return format_address(*parse_address(text, DEFAULT_HUB_PORT))
 

@@ -30,7 +30,7 @@ from common.units import format_address, parse_address
 from spoke import control
 from spoke.ahead import Ahead
 from spoke.cache.store import Store
-from spoke.config import SpokeSettings, runtime_dir
+from spoke.config import SpokeSettings
 from spoke.fetcher import Fetcher
 from spoke.fuse.attributes import Ownership
 from spoke.fuse.device import Device, MountOptions
@@ -44,6 +44,7 @@ from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Invalidation
+from spoke.places import runtime_dir
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.planner import Planner
 from spoke.prefetch.scorecard import Scorecard
@@ -226,6 +227,7 @@ class Spoke:
             if fetched_bytes != self.counts.fetched_bytes:
                 fetched_bytes = self.counts.fetched_bytes
             else:
+                self.fetcher.recent.forget()
                 runtime.give_back_memory()
             usage = self.store.usage()
             self.client.send_stats(

@@ -17,8 +17,9 @@ from common.config import Loaded
 from common.errors import HeadraceError, UsageError
 from common.terminal import EXIT_FAILED, EXIT_USAGE
 from spoke import control
-from spoke.config import SpokeSettings, runtime_dir
+from spoke.config import SpokeSettings
 from spoke.fuse import mountpoint as mountpoints
+from spoke.places import runtime_dir
 
 READY_FD_VARIABLE = "HEADRACE_READY_FD"
 """Where a background spoke reports: one JSON line, ``{"ready": text}`` or ``{"error": text, "exit": code}``."""

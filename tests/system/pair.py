@@ -17,7 +17,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from spoke import control
-from spoke.config import runtime_dir
+from spoke.places import runtime_dir
 
 START_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 15.0
