@@ -20,7 +20,7 @@ import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -74,10 +74,14 @@ def raise_on_sigterm() -> None:
 
 
 class Lab:
-    """Use as a context manager. ``keep``: leave the directory (not the daemons) behind."""
+    """Use as a context manager. ``keep``: leave the directory (not the daemons) behind.
 
-    def __init__(self, *, keep: bool = False) -> None:
+    ``spoke_prefix``: put in front of the spokes' commands, to run them at an end that somebody else has made.
+    """
+
+    def __init__(self, *, keep: bool = False, spoke_prefix: Sequence[str] = ()) -> None:
         self.keep = keep
+        self._spoke_prefix = list(spoke_prefix)
         self.directory = Path(tempfile.mkdtemp(prefix="headrace-"))
         self.mark = uuid.uuid4().hex
         self.environ = {**os.environ, MARK_VARIABLE: self.mark}
@@ -107,14 +111,19 @@ class Lab:
     # --- the parts ---------------------------------------------------------------------------------------
 
     def start_hub(self, dataset: str, directory: Path, shape: LinkShape, kind: Kind = "auto") -> None:
-        """A hub that serves ``directory``, at the far end of a link. Raises LabError."""
-        self._way = self._stack.enter_context(make_way(kind, shape, self._log("proxy"), self.environ))
+        """A hub that serves ``directory``, at the far end of a link of that shape. Raises LabError."""
+        way = self._stack.enter_context(make_way(kind, shape, self._log("proxy"), self.environ))
+        self.start_hub_at(way, dataset, directory)
+
+    def start_hub_at(self, way: Way, dataset: str, directory: Path, *flags: str) -> None:
+        """The same, over a link that is there already. Raises LabError."""
+        self._way = way
         with self._log("hub").open("ab") as log:
             self._hub = subprocess.Popen(
                 [
                     *(*self._way.hub_prefix, sys.executable, "-m", "hub.cli", "serve"),
                     *("--dataset", f"{dataset}={directory}", "--state-dir", str(self.directory / "hub-state")),
-                    *("--listen", f"{self._way.hub_host}:0", "--metrics", f"{self._way.hub_host}:0"),
+                    *("--listen", f"{self._way.hub_host}:0", "--metrics", f"{self._way.hub_host}:0", *flags),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -175,6 +184,14 @@ class Lab:
         if code:
             raise LabError(f"{name} ended with exit code {code}")
 
+    def hub_pid(self) -> int:
+        """The hub itself, whatever was put in front of its command. Raises LabError."""
+        for pid in _marked(self.mark):
+            with contextlib.suppress(OSError):
+                if b"hub.cli" in Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0"):
+                    return pid
+        raise LabError("the hub does not run")
+
     def last_words(self) -> str:
         """The ends of the daemons' logs, for a person who wants to know what went wrong."""
         tails = []
@@ -197,7 +214,7 @@ class Lab:
         return self.logs.setdefault(name, self.directory / f"{name.replace(' ', '-')}.log")
 
     def _spoke_command(self, *arguments: str) -> str:
-        command = [sys.executable, "-m", "spoke.cli", *arguments]
+        command = [*self._spoke_prefix, sys.executable, "-m", "spoke.cli", *arguments]
         try:
             done = subprocess.run(
                 command,

@@ -22,17 +22,21 @@ class LinkShape:
     """``rtt_s`` is split evenly over the two directions; ``rate_bytes_per_s`` holds for each direction (inf: no limit).
 
     ``jitter_s``: up to so much is added to a chunk's one-way delay. ``queue_s``: what may wait in front of the wire,
-    as time at the rate; beyond it senders are held back instead of losing packets.
+    as time at the rate; beyond it senders are held back instead of losing packets. ``loss``: the share of packets that
+    vanish, for those who have packets (netem); the arithmetic here knows none.
     """
 
     rtt_s: float
     rate_bytes_per_s: float = math.inf
     jitter_s: float = 0.0
     queue_s: float = 0.010
+    loss: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.rtt_s >= 0 and self.jitter_s >= 0 and self.queue_s > 0 and self.rate_bytes_per_s > 0):
             raise ValueError(f"a link needs delays >= 0, a queue > 0 and a rate > 0; got {self}")
+        if not 0 <= self.loss < 1:
+            raise ValueError(f"a link needs a share of lost packets from 0 up to, not including, 1; got {self}")
 
     @property
     def one_way_delay_s(self) -> float:

@@ -52,6 +52,8 @@ def commands(name: str, number: int, shape: LinkShape) -> tuple[FarHost, list[li
     qdisc = ["netem", "limit", str(held_packets), "delay", f"{shape.one_way_delay_s * 1e6:.0f}us"]
     if shape.jitter_s:
         qdisc.append(f"{shape.jitter_s * 1e6 / 2:.0f}us")
+    if shape.loss:
+        qdisc += ["loss", f"{shape.loss * 100:g}%"]
     qdisc += ["rate", f"{shape.rate_bytes_per_s * 8:.0f}bit"]
     return FarHost(name, far, inside), [
         ["ip", "netns", "add", name],
@@ -65,6 +67,11 @@ def commands(name: str, number: int, shape: LinkShape) -> tuple[FarHost, list[li
         ["tc", "qdisc", "add", "dev", near_device, "root", *qdisc],
         [*inside, "tc", "qdisc", "add", "dev", far_device, "root", *qdisc],
     ]
+
+
+def silence(host: FarHost, *, on: bool) -> list[str]:
+    """What to run so that nothing crosses the link, without a word to either end; and so that it does again."""
+    return [*host.prefix, "ip", "link", "set", f"{host.name}f", "down" if on else "up"]
 
 
 @contextlib.contextmanager

@@ -35,15 +35,30 @@ class Way(Protocol):
         """The address at which a spoke reaches the hub across the link."""
         ...
 
+    def silence(self, *, on: bool) -> None:
+        """Let nothing through, in neither direction, and say nothing; off: as before. Raises HeadraceError."""
+        ...
+
 
 @dataclass
-class _NetemWay:
+class GivenWay:
+    """Ends that somebody else has joined: the link is whatever lies between them. ``silencers``: commands for on and off."""
+
     kind: str
     hub_prefix: list[str]
     hub_host: str
+    silencers: tuple[list[str], list[str]] | None = None
 
     def open(self, hub: tuple[str, int]) -> str:
         return format_address(*hub)
+
+    def silence(self, *, on: bool) -> None:
+        if self.silencers is None:
+            raise HeadraceError("an outage between given ends needs the commands that begin and end it")
+        command = self.silencers[0 if on else 1]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise HeadraceError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
 
 
 class _ProxyWay:
@@ -67,8 +82,11 @@ class _ProxyWay:
         }
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bench.delay_proxy", *(word for pair in flags.items() for word in pair)],
-                stdin=subprocess.DEVNULL,
+                [
+                    *(sys.executable, "-m", "bench.delay_proxy", "--commands"),
+                    *(word for pair in flags.items() for word in pair),
+                ],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -81,6 +99,15 @@ class _ProxyWay:
             raise HeadraceError(f"the delay proxy did not start; it ended with exit code {self.process.wait()}")
         return format_address(*parse_address(line.removeprefix("listening on ")))
 
+    def silence(self, *, on: bool) -> None:
+        process = self.process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise HeadraceError("the delay proxy does not run yet")
+        process.stdin.write(f"blackhole {'on' if on else 'off'}\n")
+        process.stdin.flush()
+        if "blackhole" not in (answer := process.stdout.readline()):
+            raise HeadraceError(f"the delay proxy did not obey; it said {answer!r}")
+
     def close(self) -> None:
         if self.process is not None:
             self.process.terminate()
@@ -92,7 +119,7 @@ class _ProxyWay:
 def make_way(kind: Kind, shape: LinkShape, log: Path, environ: dict[str, str]) -> Iterator[Way]:
     """``auto``: netem if a trial connection across it shows the round trip asked for, else the proxy.
 
-    Raises HeadraceError when ``netem`` is asked for and does not work here.
+    Raises HeadraceError when ``netem`` is asked for and does not work here, or when only it could lose packets.
     """
     if kind != "proxy":
         with contextlib.ExitStack() as stack:
@@ -103,8 +130,11 @@ def make_way(kind: Kind, shape: LinkShape, log: Path, environ: dict[str, str]) -
                 if kind == "netem":
                     raise HeadraceError(f"netem does not work here: {error}") from None
             else:
-                yield _NetemWay(f"netem, namespace {host.name}", host.prefix, host.address)
+                silencers = (netem.silence(host, on=True), netem.silence(host, on=False))
+                yield GivenWay(f"netem, namespace {host.name}", host.prefix, host.address, silencers)
                 return
+    if shape.loss:
+        raise HeadraceError("the delay proxy loses no packets, and netem is not to be had here or not wanted")
     way = _ProxyWay(shape, log, environ)
     try:
         yield way

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from common import limits
@@ -57,23 +58,41 @@ def tune(sock: OptionSocket, *, max_rate_bytes_per_s: float | None = None, bulk_
         _wish(sock, "TCP_CONGESTION", socket.IPPROTO_TCP, _TCP_CONGESTION, b"bbr")
         _wish(sock, "TCP_NOTSENT_LOWAT", socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, limits.UNSENT_KERNEL_BYTES)
     if max_rate_bytes_per_s is not None:
-        # 5 % on top for headers; more than 32 bits want the 8-byte form (Linux >= 4.20).
-        rate = struct.pack("=Q", max(1, int(max_rate_bytes_per_s * 1.05)))
-        _wish(sock, "SO_MAX_PACING_RATE", socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+        limit_rate(sock, max_rate_bytes_per_s)
+
+
+def limit_rate(sock: OptionSocket, max_rate_bytes_per_s: float | None) -> None:
+    """Let the kernel spread packets to at most this rate; None: as its congestion control likes."""
+    # 5 % on top for headers; more than 32 bits want the 8-byte form (Linux >= 4.20), all ones is "no limit".
+    rate = 2**64 - 1 if max_rate_bytes_per_s is None else max(1, int(max_rate_bytes_per_s * 1.05))
+    _wish(sock, "SO_MAX_PACING_RATE", socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", rate))
+
+
+def send_buffer_bytes(sysctl: Path = Path("/proc/sys/net/ipv4/tcp_wmem")) -> int:
+    """The most one connection's send buffer grows to by itself; 0 where that cannot be read."""
+    try:
+        return max(0, int(sysctl.read_text().split()[2]))
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
 class PathFacts:
-    """What TCP measured on one connection. ``delivery_rate_bytes_per_s`` and ``min_rtt_s``: 0 while unknown."""
+    """What TCP measured on one connection. ``delivery_rate_bytes_per_s`` and ``min_rtt_s``: 0 while unknown.
+
+    ``delivered_bytes``: what the peer's kernel has, acknowledged in order or selectively.
+    """
 
     rtt_s: float
     min_rtt_s: float
     delivery_rate_bytes_per_s: int
     retransmitted_segments: int
     unsent_bytes: int
+    delivered_bytes: int
 
 
-# struct tcp_info (linux/tcp.h): rtt at byte 68, total_retrans 100, notsent_bytes 144, min_rtt 148, delivery_rate 160.
+# struct tcp_info (linux/tcp.h): snd_mss at byte 16, sacked (segments) 28, rtt 68, total_retrans 100, bytes_acked 120,
+# notsent_bytes 144, min_rtt 148, delivery_rate 160.
 _TCP_INFO_BYTES = 168
 
 
@@ -85,9 +104,13 @@ def path_facts(sock: OptionSocket) -> PathFacts | None:
         return None
     if len(info) < _TCP_INFO_BYTES:
         return None
+    (segment_bytes,) = struct.unpack_from("=I", info, 16)
+    (sacked,) = struct.unpack_from("=I", info, 28)
+    (acked_bytes,) = struct.unpack_from("=Q", info, 120)
     (rtt_us,) = struct.unpack_from("=I", info, 68)
     (retransmitted,) = struct.unpack_from("=I", info, 100)
     unsent_bytes, min_rtt_us = struct.unpack_from("=II", info, 144)
     (delivery_rate,) = struct.unpack_from("=Q", info, 160)
     min_rtt_s = 0.0 if min_rtt_us == 0xFFFFFFFF else min_rtt_us / 1e6
-    return PathFacts(rtt_us / 1e6, min_rtt_s, delivery_rate, retransmitted, unsent_bytes)
+    delivered_bytes = acked_bytes + sacked * segment_bytes
+    return PathFacts(rtt_us / 1e6, min_rtt_s, delivery_rate, retransmitted, unsent_bytes, delivered_bytes)

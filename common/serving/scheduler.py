@@ -22,6 +22,9 @@ from common.wire.messages import Priority
 DEMAND_CREDIT_BYTES = 2 * EXTENT_BYTES
 """How far a spoke's demand may run ahead of its turns (times its weight)."""
 
+DEMAND_AHEAD_S = 0.05
+"""How far a spoke's demand may run ahead of its spoke's pace: prefetch pays for it afterwards."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
@@ -144,6 +147,7 @@ class Scheduler:
         self._open_requests = 0
         self._reading_bytes = 0
         self._total_ahead_bytes = 0
+        self._spokes_paced = spoke_rate_bytes_per_s is not None
 
     # --- links and requests come and go ---------------------------------------------------------------------
 
@@ -172,6 +176,17 @@ class Scheduler:
             if spoke.in_demand_ring:
                 self._demand_ring.remove(spoke)
         return picks
+
+    def pace_spoke(self, now_s: float, spoke_id: bytes, rate_bytes_per_s: float | None) -> None:
+        """The pace of one spoke from now on, below the configured one if there is one; None: only that."""
+        spoke = self._spokes.get(spoke_id)
+        if spoke is None:
+            return
+        rates = [rate for rate in (rate_bytes_per_s, self._spoke_rate_bytes_per_s) if rate is not None]
+        rate = min(rates, default=None)
+        if rate != spoke.pacer.rate_bytes_per_s:
+            spoke.pacer.set_rate(now_s, rate)
+            self._spokes_paced = self._spokes_paced or rate is not None
 
     def submit(
         self,
@@ -253,7 +268,7 @@ class Scheduler:
             paced_s = self._total_pacer.next_send_at(now_s, 0)
             if paced_s > now_s:
                 times.append(paced_s)
-            elif self._spoke_rate_bytes_per_s is not None:
+            elif self._spokes_paced:
                 spokes_s = (spoke.pacer.next_send_at(now_s, 0) for spoke in self._ring)
                 times.extend(spoke_s for spoke_s in spokes_s if spoke_s > now_s)
         return min(times, default=None)
@@ -275,7 +290,7 @@ class Scheduler:
                 ring.popleft().in_demand_ring = False  # until there is more to ask for, or its next turn
                 continue
             ring.rotate(-1)
-            if spoke.pacer.next_send_at(now_s, 0) <= now_s:
+            if spoke.pacer.next_send_at(now_s, 0) <= now_s + DEMAND_AHEAD_S:
                 return self._pick(now_s, link, Priority.DEMAND)
         return None
 

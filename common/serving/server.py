@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from common import limits
 from common.errors import Overloaded, UnknownDataset
 from common.log import get_logger
+from common.runtime import cancel_and_wait
 from common.serving.egress import Egress, Pack, pack_raw
 from common.serving.observer import NoObserver, Observer
 from common.serving.scheduler import Scheduler
 from common.serving.session import Session
 from common.serving.source import Source
-from common.tcp import PathFacts, tune
+from common.serving.steering import Steering
+from common.tcp import PathFacts, send_buffer_bytes, tune
 from common.wire.messages import Codec, Hello, Stats
 
 log = get_logger(__name__)
@@ -63,6 +65,7 @@ class Server:
     """``sources``: dataset name to source. ``listen``: host and port (0: any free one, see ``port``).
 
     ``total_rate_bytes_per_s`` and ``spoke_rate_bytes_per_s``: what leaves for all spokes, and for one; None: no limit.
+    ``steer``: each spoke is sent no more than its path carries (:mod:`common.serving.rate_control`).
     ``weights``: a spoke's identity to its share (default 1). ``codecs`` and ``pack``: what DATA may be packed with, and by whom.
     Use ``start`` and ``close``, or ``async with``. OSError of the listening socket comes out of ``start``.
     """
@@ -79,6 +82,7 @@ class Server:
         observer: Observer | None = None,
         codecs: Sequence[Codec] = (Codec.RAW,),
         pack: Pack = pack_raw,
+        steer: bool = True,
     ) -> None:
         assert Codec.RAW in codecs
         self.observer: Observer = observer or NoObserver()
@@ -89,6 +93,7 @@ class Server:
             total_rate_bytes_per_s=total_rate_bytes_per_s, spoke_rate_bytes_per_s=spoke_rate_bytes_per_s
         )
         self.egress = Egress(scheduler, clock, self.observer, pack)
+        self.send_buffer_bytes = send_buffer_bytes()
         self._sources = dict(sources)
         self._listen = listen
         self._clock = clock
@@ -98,6 +103,8 @@ class Server:
         self._half_open: dict[int, Session] = {}  # in the order they came
         self._spokes: dict[tuple[bytes, str], _Spoke] = {}
         self._server: asyncio.Server | None = None
+        self._steering = Steering(scheduler, clock, self.socket_rate_bytes_per_s) if steer else None
+        self._steering_task: asyncio.Task[None] | None = None
         self._closing = False
 
     # --- life -----------------------------------------------------------------------------------------------
@@ -113,6 +120,8 @@ class Server:
             tune(sock, bulk_sender=True)  # accepted sockets inherit it, so it holds from their first segment on
         await server.start_serving()
         self._server = server
+        if self._steering is not None:
+            self._steering_task = asyncio.create_task(self._steering.run(), name="rate of each spoke")
         log.info("serving", host=host, port=self.port, datasets=sorted(self._sources))
 
     @property
@@ -129,6 +138,7 @@ class Server:
         sessions = list(self._sessions.values())
         for session in sessions:
             session.say_goodbye("the server stops")
+        await cancel_and_wait(self._steering_task)
         await self.egress.close()
         closed = asyncio.gather(*(session.wait_closed() for session in sessions))
         try:
@@ -172,6 +182,8 @@ class Server:
             log.info("spoke connected", identity=hello.identity, address=session.address, dataset=hello.dataset)
         spoke.sessions[session.link_id] = session
         self._half_open.pop(session.link_id, None)
+        if self._steering is not None:
+            self._steering.joined(hello.spoke_id, session)
         return source, self._weights.get(hello.identity, 1.0)
 
     def heard_stats(self, session: Session, stats: Stats) -> None:
@@ -186,6 +198,8 @@ class Server:
         hello = session.hello
         if hello is None:
             return
+        if self._steering is not None:
+            self._steering.left(hello.spoke_id, session)
         key = (hello.spoke_id, hello.dataset)
         spoke = self._spokes[key]
         del spoke.sessions[session.link_id]

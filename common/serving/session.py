@@ -21,7 +21,7 @@ from common.serving.feed import FeedMessage, follow
 from common.serving.observer import Observer
 from common.serving.scheduler import Pick
 from common.serving.source import Source
-from common.tcp import OptionSocket, PathFacts, path_facts, tune
+from common.tcp import OptionSocket, PathFacts, limit_rate, path_facts, tune
 from common.units import format_address
 from common.wire import messages as m
 from common.wire.connection import Closed, Connection, LocalProtocolError, Role
@@ -40,6 +40,7 @@ class Host(Protocol):
     observer: Observer
     codecs: Sequence[m.Codec]
     socket_rate_bytes_per_s: float | None
+    send_buffer_bytes: int
 
     def opened(self, session: Session) -> None:
         """A connection was accepted. Raises Overloaded when there are too many."""
@@ -71,6 +72,7 @@ class Session(asyncio.BufferedProtocol):
         self._feed_room.set()
         self._feed_task: asyncio.Task[None] | None = None
         self._ended_feeds: set[asyncio.Task[None]] = set()
+        self._checks: set[asyncio.Task[None]] = set()
         self._write_paused = False
         self._read_paused = False
         self._flush_scheduled = False
@@ -152,6 +154,8 @@ class Session(asyncio.BufferedProtocol):
         for lane in self._lanes:
             lane.clear()
         self._end_feed()
+        for check in self._checks:
+            check.cancel()
         self._host.closed(self)
         self._lost.set()
 
@@ -185,6 +189,8 @@ class Session(asyncio.BufferedProtocol):
                 self._host.heard_stats(self, message)
             case m.Subscribe():
                 self._start_feed(request_id, message)
+            case m.Check():
+                self._start_check(message)
             case m.Hello():
                 self._greet(message)
             case m.Goodbye() | m.Error() | m.Pong():
@@ -205,7 +211,16 @@ class Session(asyncio.BufferedProtocol):
         self._egress.attach(self, hello.spoke_id, weight)
         heartbeat_ms = round(limits.HEARTBEAT_INTERVAL_S * 1000)
         self._send(
-            m.Welcome(version, hello.dataset, source.catalog_id, source.head_revision, heartbeat_ms, codecs=codecs)
+            m.Welcome(
+                version,
+                hello.dataset,
+                source.catalog_id,
+                source.head_revision,
+                heartbeat_ms,
+                codecs=codecs,
+                capabilities=tuple(name for name in hello.capabilities if name in m.CAPABILITIES),
+                send_buffer_bytes=self._host.send_buffer_bytes,
+            )
         )
         self._host.observer.connected(hello.identity)
 
@@ -233,6 +248,31 @@ class Session(asyncio.BufferedProtocol):
             if len(kept) < len(lane):
                 lane.clear()
                 lane.extend(kept)
+
+    # --- checks ---------------------------------------------------------------------------------------------
+
+    def _start_check(self, check: m.Check) -> None:
+        if len(self._checks) >= limits.CHECKS_MAX_OUTSTANDING:
+            self._answer_check(check, 0, Overloaded(f"more than {limits.CHECKS_MAX_OUTSTANDING} CHECKs are open"))
+            return
+        task = asyncio.create_task(self._run_check(check), name=f"check {self.address}")
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+
+    async def _run_check(self, check: m.Check) -> None:
+        try:
+            self._answer_check(check, await self.source.check(check.path))
+        except HeadraceError as error:
+            self._answer_check(check, 0, error)
+        except Exception:
+            log.exception("a check failed in an unforeseen way", address=self.address)
+            self._answer_check(check, 0, _internal_error())
+
+    def _answer_check(self, check: m.Check, revision: int, error: HeadraceError | None = None) -> None:
+        if self._closing:
+            return
+        code, message = (error.wire_code, str(error)) if error is not None else ("", "")
+        self._send(m.Checked(check.token, self.source.catalog_id, revision, code, message))
 
     # --- the feed -------------------------------------------------------------------------------------------
 
@@ -369,11 +409,16 @@ class Session(asyncio.BufferedProtocol):
 
     async def wait_closed(self) -> None:
         await self._lost.wait()
-        await asyncio.gather(*self._ended_feeds, return_exceptions=True)
+        await asyncio.gather(*self._ended_feeds, *self._checks, return_exceptions=True)
 
     def path(self) -> PathFacts | None:
         """What TCP says about this connection."""
         return path_facts(self._transport.get_extra_info("socket")) if self._transport is not None else None
+
+    def limit_rate(self, max_rate_bytes_per_s: float | None) -> None:
+        """How fast the kernel may send on this connection; None: as its congestion control likes."""
+        if self._transport is not None and not self._transport.is_closing():
+            limit_rate(self._transport.get_extra_info("socket"), max_rate_bytes_per_s)
 
     def _hello_overdue(self) -> None:
         self._timer = None

@@ -23,8 +23,10 @@ from common.log import get_logger
 from common.runtime import cancel_and_wait
 from common.wire.connection import WIRE_VERSIONS
 from common.wire.messages import (
+    CAPABILITIES,
     Cancel,
     Changes,
+    Checked,
     Codec,
     Data,
     Error,
@@ -38,6 +40,8 @@ from common.wire.messages import (
     Stats,
     Welcome,
 )
+from spoke.hub_client import sizing
+from spoke.hub_client.checks import Checks
 from spoke.hub_client.links import Link
 
 log = get_logger(__name__)
@@ -79,7 +83,10 @@ class Request:
 
 
 class HubClient:
-    """``start()`` begins to dial; ``submit`` may be called at any time and waits for a link."""
+    """``start()`` begins to dial; ``submit`` may be called at any time and waits for a link.
+
+    ``bulk_links`` 0: as many as the path wants, by round trip, rate and what the kernels buffer for one.
+    """
 
     def __init__(
         self,
@@ -96,33 +103,51 @@ class HubClient:
         self._port = port
         self._hello = hello
         self._bulk_links = bulk_links
+        self._receive_buffer_bytes = sizing.receive_buffer_bytes()
         self._follower = follower
         self._clock = clock
         self._dice = dice
+        self.checks = Checks()
         self._threads = ThreadPoolExecutor(limits.UNPACK_THREADS, "unpack")
         self._unpacking: set[asyncio.Task[None]] = set()
         self._links: list[Link] = []
         self._waiting: list[tuple[int, int, Request]] = []
         self._sequence = count()
         self._keepers: list[asyncio.Task[None]] = []
+        self._liveness: asyncio.Task[None] | None = None
         self._link_gone: dict[Link, asyncio.Event] = {}
         self._contact: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._rtt_s: float | None = None
         self._arrivals = _RateMeter()
+        self._measured_s = clock()
+        self._looked_at_s = clock()
+        self._looked_at: dict[Link, int] = {}
         self.last_error: HeadraceError | None = None
-        self.received_bytes_total = 0
         self.dials_total = 0
         self._closed_links_bytes = 0
 
     # --- life --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        roles = ["control"] + ["bulk"] * self._bulk_links
-        self._keepers = [
-            asyncio.create_task(self._keep_link(role), name=f"hub link {number} ({role})")
-            for number, role in enumerate(roles)
-        ]
-        self._keepers.append(asyncio.create_task(self._check_links(), name="hub link liveness"))
+        self._keepers.append(asyncio.create_task(self._keep_link("control"), name="hub link 0 (control)"))
+        self._keep_bulk_links(self._bulk_links or limits.BULK_LINKS_MIN)
+        self._liveness = asyncio.create_task(self._check_links(), name="hub link liveness")
+
+    def _keep_bulk_links(self, wanted: int) -> None:
+        """Never fewer than before: one that carries nothing costs nothing."""
+        for number in range(len(self._keepers), wanted + 1):
+            self._keepers.append(asyncio.create_task(self._keep_link("bulk"), name=f"hub link {number} (bulk)"))
+
+    def _fit_links(self) -> None:
+        """Open more when the path holds more than those there are can carry."""
+        welcome = self.welcome
+        if self._bulk_links or self._rtt_s is None or welcome is None:
+            return
+        window_bytes = sizing.window_bytes(self._receive_buffer_bytes, welcome.send_buffer_bytes)
+        wanted = sizing.wanted_links(self._rtt_s, self.rate_bytes_per_s, window_bytes)
+        if wanted >= len(self._keepers):
+            log.info("more links for this path", links=wanted, rtt_s=round(self._rtt_s, 4), window_bytes=window_bytes)
+            self._keep_bulk_links(wanted)
 
     async def first_contact(self, timeout_s: float) -> None:
         """Return once the hub has welcomed us; raises what it answered, or HubUnreachable after ``timeout_s``."""
@@ -135,7 +160,7 @@ class HubClient:
             ) from None
 
     async def close(self) -> None:
-        await cancel_and_wait(*self._keepers)
+        await cancel_and_wait(self._liveness, *self._keepers)
         for link in list(self._links):
             link.goodbye("the spoke stops")
         error = HubUnreachable("the spoke stops")
@@ -177,12 +202,49 @@ class HubClient:
             now_s = self._clock()
             for link in list(self._links):
                 link.check_alive(now_s)
+            self._drop_laggards(now_s)
             measured = [link.rtt_s for link in self._links if link.rtt_s is not None]
             if measured:
                 # Queues only ever add: the least of the links, eased upwards by 5 % a second when the path changes.
                 least_s = min(measured)
                 self._rtt_s = least_s if self._rtt_s is None else min(least_s, self._rtt_s * 1.05)
-            self._arrivals.tick(now_s, self.received_bytes_total)
+            self._measure_rate()
+            self._fit_links()
+
+    def _measure_rate(self) -> None:
+        """Once a round trip while bytes arrive: what may be asked for grows with it, and a long path must not wait for a clock."""
+        now_s = self._clock()
+        if now_s - self._measured_s >= max(limits.RATE_SAMPLE_S, self._rtt_s or 0.0):
+            self._measured_s = now_s
+            self._arrivals.tick(now_s, self.wire_bytes_total)
+
+    def _drop_laggards(self, now_s: float) -> None:
+        """A link that does not keep up with the others is dialled anew, and what it owed comes over the others.
+
+        Silence is one sign (a broken path); the other is a READ that waits many times as long as they do elsewhere.
+        """
+        rtt_s = self._rtt_s or 0.0
+        elapsed_s = now_s - self._looked_at_s
+        moved = {link: link.received_bytes - self._looked_at.get(link, 0) for link in self._links}
+        self._looked_at_s, self._looked_at = now_s, {link: link.received_bytes for link in self._links}
+        busy = [link for link in self._links if link.requests]
+        all_rate = sum(moved.values()) / elapsed_s if elapsed_s > 0 else 0.0
+        outstanding_bytes = sum(link.outstanding_bytes for link in busy)
+        for link in list(self._links):
+            heard_s = [other.last_heard_s for other in self._links if other is not link]
+            others_quiet_s = now_s - max(heard_s, default=float("-inf"))
+            oldest = next(iter(link.requests.values()), None)
+            if link.is_waiting and sizing.is_stalled(now_s - link.last_heard_s, rtt_s, others_quiet_s):
+                link.close(HubUnreachable(f"silent for {now_s - link.last_heard_s:.1f} s while other links are not"))
+            elif isinstance(oldest, Request) and sizing.lags(
+                age_s=now_s - oldest.sent_s,
+                rate_bytes_per_s=moved[link] / elapsed_s if elapsed_s > 0 else 0.0,
+                all_rate_bytes_per_s=all_rate,
+                links=len(busy),
+                outstanding_bytes=outstanding_bytes,
+                rtt_s=rtt_s,
+            ):
+                link.close(HubUnreachable("it lags far behind the other links"))
 
     # --- what others ask ---------------------------------------------------------------------------------
 
@@ -211,7 +273,7 @@ class HubClient:
 
     @property
     def rate_bytes_per_s(self) -> float:
-        """The most that arrived in a second lately (0 before anything did)."""
+        """The best rate of arrivals lately (0 before anything came)."""
         return self._arrivals.best_bytes_per_s
 
     def links(self) -> list[Mapping[str, object]]:
@@ -253,7 +315,7 @@ class HubClient:
         request.deadline_s = deadline_s
         if request.link is not None:
             request.link.send(Promote(Priority.DEMAND, self._deadline_ms(request)), request.request_id)
-        else:
+        elif request.remaining:  # else all of it is here and being unpacked
             self._enqueue(request)  # the older place in the queue is skipped when it comes up
             self._dispatch()
 
@@ -327,16 +389,23 @@ class HubClient:
     def _link_up(self, link: Link) -> None:
         self._links.append(link)
         self.last_error = None
+        if link.rtt_s is not None and (self._rtt_s is None or link.rtt_s < self._rtt_s):
+            self._rtt_s = link.rtt_s
+            self._fit_links()
         if not self._contact.done():
             self._contact.set_result(None)
         if link.role == "control":
             log.info("linked to the hub", hub=f"{self._host}:{self._port}", dataset=self._hello.dataset)
+            self.checks.link_up(link)
             self._follower.feed_up(link)
         self._dispatch()
 
     def link_message(self, link: Link, request_id: int, message: Message) -> None:
         if isinstance(message, (SnapshotPage, Changes, Heartbeat)):
             self._follower.feed_message(link, message)
+            return
+        if isinstance(message, Checked):
+            self.checks.answered(message)
             return
         request = link.requests.get(request_id)
         if not isinstance(request, Request):
@@ -355,6 +424,7 @@ class HubClient:
         link.outstanding_bytes -= before_bytes - _byte_count(request)
         if data.last:
             self._leave_link(request)
+        self._measure_rate()
         if data.codec is Codec.RAW:
             request.sink.arrived(request, data)
         else:
@@ -397,6 +467,7 @@ class HubClient:
         self.last_error = error
         log.warning("link to the hub lost", link=link.role, error=str(error), requests=len(link.requests))
         if link.role == "control":
+            self.checks.link_lost(link)
             self._follower.feed_lost(link)
         stranded = [request for request in link.requests.values() if isinstance(request, Request)]
         for request in stranded:
@@ -412,7 +483,7 @@ class HubClient:
 
 
 class _RateMeter:
-    """The best one-second arrival rate, forgotten by 2 % a second so that a slower path shows within a minute."""
+    """The best arrival rate, forgotten by 2 % a second so that a slower path shows within a minute."""
 
     def __init__(self) -> None:
         self.best_bytes_per_s = 0.0
@@ -421,8 +492,9 @@ class _RateMeter:
 
     def tick(self, now_s: float, received_bytes: int) -> None:
         if self._last_s is not None and now_s > self._last_s:
-            seen = (received_bytes - self._last_bytes) / (now_s - self._last_s)
-            self.best_bytes_per_s = max(seen, self.best_bytes_per_s * 0.98)
+            elapsed_s = now_s - self._last_s
+            seen = (received_bytes - self._last_bytes) / elapsed_s
+            self.best_bytes_per_s = max(seen, self.best_bytes_per_s * 0.98**elapsed_s)
         self._last_s = now_s
         self._last_bytes = received_bytes
 
@@ -434,4 +506,4 @@ def _byte_count(request: Request) -> int:
 def make_hello(dataset: str, identity: str, spoke_id: bytes, *, compression: bool = True) -> Hello:
     """The HELLO this spoke sends on each of its links. ``compression``: offer the codecs we can unpack."""
     codecs = codec.SUPPORTED if compression else (Codec.RAW,)
-    return Hello(WIRE_VERSIONS, dataset, identity, spoke_id, codecs=codecs)
+    return Hello(WIRE_VERSIONS, dataset, identity, spoke_id, codecs=codecs, capabilities=CAPABILITIES)

@@ -43,10 +43,14 @@ class Link(asyncio.BufferedProtocol):
         self._clock = clock
         self._connection = Connection(Role.SPOKE)
         self._hello = hello
+        self._address = "the hub's address"
         self._transport: asyncio.Transport | None = None
         self._closed = False
+        self.error: HeadraceError | None = None
+        """Why it is closed, once it is."""
         self._ready: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
-        self._last_heard_s = clock()
+        self.last_heard_s = clock()
+        self.dialled_s: float | None = None
         self._pings: dict[int, float] = {}
         self._next_token = 1
 
@@ -55,6 +59,7 @@ class Link(asyncio.BufferedProtocol):
     async def open(self, host: str, port: int) -> Welcome:
         """Dial and shake hands. Raises HubUnreachable, DeadlineExceeded, or what the hub answered (UnknownDataset, …)."""
         loop = asyncio.get_running_loop()
+        self._address = format_address(host, port)
         try:
             async with asyncio.timeout(limits.DIAL_TIMEOUT_S):
                 await loop.create_connection(lambda: self, host, port)
@@ -81,6 +86,7 @@ class Link(asyncio.BufferedProtocol):
         if self._closed:
             return
         self._closed = True
+        self.error = error
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # retrieved: nobody need be waiting
@@ -120,11 +126,16 @@ class Link(asyncio.BufferedProtocol):
             for chunk in self._connection.data_to_send():
                 self._transport.write(chunk)
 
+    @property
+    def is_waiting(self) -> bool:
+        """A PING is unanswered."""
+        return bool(self._pings)
+
     def check_alive(self, now_s: float) -> None:
         """Ping when the link has been quiet; close it when the last pings went unanswered and nothing else was heard."""
         if not self.is_open:
             return
-        quiet_s = now_s - self._last_heard_s
+        quiet_s = now_s - self.last_heard_s
         if self._pings and quiet_s > limits.LINK_DEAD_AFTER_S:
             self.close(HubUnreachable(f"nothing heard from the hub for {quiet_s:.1f} s"))
         elif len(self._pings) < limits.LINK_MAX_PINGS:
@@ -140,17 +151,20 @@ class Link(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         tune(self._transport.get_extra_info("socket"))
+        self.dialled_s = self._clock()
         self.send(self._hello)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._connection.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._last_heard_s = self._clock()
+        self.last_heard_s = self._clock()
         self.received_bytes += nbytes
         try:
             events = self._connection.buffer_updated(nbytes)
         except ProtocolError as error:
+            if self.welcome is None:
+                error = ProtocolError(f"what answers at {self._address} does not speak Headrace's protocol ({error})")
             log.error("the hub broke the protocol", link=self.role, error=str(error))
             self._flush()  # the ERROR frame that tells the hub why
             self.close(error)
@@ -171,6 +185,8 @@ class Link(asyncio.BufferedProtocol):
     def _handle(self, request_id: int, message: Message) -> None:
         if isinstance(message, Welcome):
             self.welcome = message
+            if self.dialled_s is not None:
+                self.rtt_s = self._clock() - self.dialled_s  # until the first PING is answered
             if not self._ready.done():
                 self._ready.set_result(message)
         elif isinstance(message, Ping):

@@ -19,7 +19,7 @@ class Landed:
     """Blocks that arrived and matched their digests."""
 
     blocks: BlockRange
-    data: memoryview
+    data: bytes | bytearray | memoryview
     digests: bytes
 
 
@@ -48,13 +48,13 @@ class Want:
         """Wait for these blocks too, which it does not wait for yet."""
         self.missing.extend(missing)
 
-    def fill(self, first_block: int, data: memoryview) -> None:
+    def fill(self, first_block: int, data: bytes | bytearray | memoryview) -> None:
         """Copy what overlaps; ``data`` starts at ``first_block``."""
         start_bytes = first_block * BLOCK_BYTES
         from_bytes = max(start_bytes, self.offset_bytes)
         to_bytes = min(start_bytes + len(data), self.offset_bytes + len(self.buffer))
         if from_bytes < to_bytes:
-            self.buffer[from_bytes - self.offset_bytes : to_bytes - self.offset_bytes] = data[
+            self.buffer[from_bytes - self.offset_bytes : to_bytes - self.offset_bytes] = memoryview(data)[
                 from_bytes - start_bytes : to_bytes - start_bytes
             ]
 

@@ -17,6 +17,8 @@ from spoke.prefetch.scorecard import Ledger, Reason, Scorecard
 from spoke.prefetch.streams import Join, Run, RunTable
 from spoke.prefetch.window import Latency, Trust, Window
 
+_WHOLE_EXTENTS_FROM_BYTES = EXTENT_BYTES * 3 // 2
+
 __all__ = ["Fetch", "FileFacts", "Planner", "ReadSeen"]
 
 
@@ -60,12 +62,35 @@ class _File:
         self.following: list[_Job] = []
 
 
+class _Quiet:
+    """A reader inside what its stream has planned: until it comes to ``until_bytes``, its reads change no plan.
+
+    They are gathered, and learnt from as one: ``last`` is the latest of them.
+    """
+
+    __slots__ = ("from_bytes", "last", "next_bytes", "reads", "until_bytes")
+
+    def __init__(self, seen: ReadSeen, until_bytes: int) -> None:
+        self.last = seen
+        self.from_bytes = self.next_bytes = seen.offset_bytes + seen.length_bytes
+        self.until_bytes = until_bytes
+        self.reads = 0
+
+
 class _Job(NamedTuple):
     """Room to fill: a file's blocks up to the end its stream's window allows."""
 
     file: _File
     run: Run
     reason: Reason
+
+
+def _window_end(file: _File, next_block: int, window_bytes: int) -> int:
+    """Where a window ends: with the file, or (unless it is small) with a whole extent, so that none is fetched in pieces."""
+    end_block = next_block + window_bytes // BLOCK_BYTES
+    if end_block >= file.block_count:
+        return file.block_count
+    return end_block - end_block % EXTENT_BLOCKS if window_bytes >= _WHOLE_EXTENTS_FROM_BYTES else end_block
 
 
 def _no_next_file(_path: bytes) -> FileFacts | None:
@@ -95,9 +120,11 @@ class Planner:
         self._handles: dict[int, FileFacts] = {}
         self._open_counts: dict[bytes, int] = {}
         self._files: OrderedDict[bytes, _File] = OrderedDict()
+        self._quiet: dict[bytes, _Quiet] = {}
         self._active: OrderedDict[int, Run] = OrderedDict()
         self._jobs: OrderedDict[int, _Job] = OrderedDict()
         self._next_id = 1
+        self._latest_s = 0.0
 
     @property
     def outstanding_limit_bytes(self) -> int:
@@ -126,6 +153,7 @@ class Planner:
         facts = self._handles.pop(handle_id, None)
         if facts is None:
             return
+        self._catch_up(now_s, facts.version)
         left = self._open_counts[facts.version] - 1
         if left:
             self._open_counts[facts.version] = left
@@ -139,6 +167,7 @@ class Planner:
         self._latency.link(rtt_s, rate_bytes_per_s)
 
     def arrived(self, now_s: float, version: bytes, blocks: BlockRange) -> None:
+        self._latest_s = now_s
         took_s = self._ledger.arrived(now_s, version, blocks)
         if took_s is not None:
             self._latency.fetched(took_s)
@@ -152,10 +181,44 @@ class Planner:
 
     def evicted(self, version: bytes, blocks: BlockRange) -> None:
         """The cache let blocks go (for the scorecard)."""
+        self._catch_up(self._latest_s, version)
         self._ledger.evicted(version, blocks)
+
+    def is_quiet(self, version: bytes, offset_bytes: int, length_bytes: int) -> bool:
+        """Take note of a read that was a hit, if it goes on where the last one ended and nothing is to be planned for it yet.
+
+        False: it is for :meth:`read`. Most hits of a stream end here, at the cost of one look-up.
+        """
+        quiet = self._quiet.get(version)
+        if quiet is None or quiet.next_bytes != offset_bytes or offset_bytes + length_bytes > quiet.until_bytes:
+            return False
+        quiet.next_bytes = offset_bytes + length_bytes
+        quiet.reads += 1
+        return True
 
     def read(self, now_s: float, seen: ReadSeen) -> None:
         """Learn from a READ; what follows from it comes out of :meth:`plan`."""
+        quiet = self._quiet.get(seen.version)
+        if quiet is not None and quiet.reads and seen.result == "hit" and seen.offset_bytes == quiet.next_bytes:
+            del self._quiet[seen.version]
+            self.scorecard.hits += quiet.reads
+            end_bytes = seen.offset_bytes + seen.length_bytes
+            seen = seen._replace(offset_bytes=quiet.from_bytes, length_bytes=end_bytes - quiet.from_bytes)
+        else:
+            self._catch_up(now_s, seen.version)
+        self._learn(now_s, seen)
+
+    def _catch_up(self, now_s: float, version: bytes) -> None:
+        """Learn from the reads that were only noted."""
+        quiet = self._quiet.pop(version, None)
+        if quiet is not None and quiet.reads:
+            self.scorecard.hits += quiet.reads - 1
+            length_bytes = quiet.next_bytes - quiet.from_bytes
+            self._learn(
+                now_s, quiet.last._replace(offset_bytes=quiet.from_bytes, length_bytes=length_bytes, result="hit")
+            )
+
+    def _learn(self, now_s: float, seen: ReadSeen) -> None:
         late = seen.result != "hit"
         self._score(seen)
         file = self._file_of(now_s, seen)
@@ -185,7 +248,9 @@ class Planner:
             run.planned_block = run.next_block  # what was planned here is gone, or never came
         if run.charged_blocks:
             self._refund(file, run)
-        self._widen(now_s, file, run, read_bytes if join is not Join.ECHO else 0, late=late)
+        quiet_block = self._widen(now_s, file, run, read_bytes if join is not Join.ECHO else 0, late=late)
+        if quiet_block > end_block and run.next_block == end_block:
+            self._quiet[seen.version] = _Quiet(seen, quiet_block * BLOCK_BYTES)
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What to fetch now, at most ``budget_bytes`` in all, round the streams with room an extent at a time."""
@@ -201,11 +266,24 @@ class Planner:
                 paused.append((stream_id, job))
                 continue
             first_block = max(run.planned_block, run.next_block)
-            end_block = min(file.block_count, run.next_block + run.window.window_bytes // BLOCK_BYTES)
-            cut_block = (first_block // EXTENT_BLOCKS + 1) * EXTENT_BLOCKS
-            stop_block = min(end_block, cut_block, first_block + budget_bytes // BLOCK_BYTES)
+            end_block = _window_end(file, run.next_block, run.window.window_bytes)
+            # On a short path the window stays small for good; what ends the start is that much read in a row.
+            start_blocks = limits.PREFETCH_START_BYTES // BLOCK_BYTES
+            starting = (
+                reason is Reason.SEQUENTIAL
+                and run.evidence_blocks < start_blocks
+                and run.window.window_bytes < limits.PREFETCH_START_BYTES
+            )
+            piece_blocks = limits.PREFETCH_START_PIECE_BLOCKS if starting else EXTENT_BLOCKS
+            cut_block = (first_block // piece_blocks + 1) * piece_blocks
+            stop_block = min(end_block, cut_block)
             if stop_block <= first_block:
                 continue
+            if (stop_block - first_block) * BLOCK_BYTES > budget_bytes:
+                if fetches:  # the next budget takes it whole
+                    paused.append((stream_id, job))
+                    break
+                stop_block = first_block + budget_bytes // BLOCK_BYTES
             run.planned_block = stop_block
             version = file.facts.version
             blocks = BlockRange(first_block, stop_block - first_block)
@@ -252,7 +330,8 @@ class Planner:
     def _remember(self, facts: FileFacts) -> _File:
         file = self._files[facts.version] = _File(facts)
         if len(self._files) > limits.PREFETCH_MAX_FILES:
-            _, forgotten = self._files.popitem(last=False)
+            forgotten_version, forgotten = self._files.popitem(last=False)
+            self._quiet.pop(forgotten_version, None)
             self._charge_all(forgotten)
             for run in forgotten.runs.streams():
                 self._drop(run)
@@ -271,7 +350,7 @@ class Planner:
         self._fetch_whole(now_s, file, Reason.SMALL_FILE)
         chain.read_bytes += size_bytes
         chain.window.read(now_s, size_bytes, chain.read_bytes, late=seen.result != "hit",
-                          latency_s=self._latency.latency_s, cap_bytes=self._stream_max_bytes)  # fmt: skip
+                          latency_s=self._latency.latency_s, cap_bytes=self._stream_max_bytes, eager=False)  # fmt: skip
         file.following += self._anticipate(now_s, chain, chain.window.window_bytes)
 
     def _fetch_whole(self, now_s: float, file: _File, reason: Reason) -> None:
@@ -289,7 +368,8 @@ class Planner:
             run.planned_block = 0
             self._jobs[run.stream_id] = _Job(file, run, Reason.SMALL_FILE)
 
-    def _widen(self, now_s: float, file: _File, run: Run, read_bytes: int, *, late: bool) -> None:
+    def _widen(self, now_s: float, file: _File, run: Run, read_bytes: int, *, late: bool) -> int:
+        """Returns the block up to which further reads of the run would change nothing here."""
         window = run.window
         assert window is not None
         self._touch(now_s, run)
@@ -302,15 +382,25 @@ class Planner:
             latency_s=self._latency.latency_s,
             cap_bytes=max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes)),
         )
-        end_block = min(file.block_count, run.next_block + window.window_bytes // BLOCK_BYTES)
+        end_block = _window_end(file, run.next_block, window.window_bytes)
         room_bytes = (end_block - max(run.planned_block, run.next_block)) * BLOCK_BYTES
         # Whole extents where the window has room for them; the last piece of a file always.
-        if room_bytes >= min(EXTENT_BYTES, window.window_bytes // 4) or (
-            room_bytes > 0 and end_block == file.block_count
-        ):
+        piece_bytes = min(EXTENT_BYTES, window.window_bytes // 4)
+        if room_bytes >= piece_bytes or (room_bytes > 0 and end_block == file.block_count):
             self._jobs.setdefault(run.stream_id, _Job(file, run, Reason.SEQUENTIAL))
-        elif end_block == file.block_count and room_bytes <= 0:
-            self._reached_end(now_s, file, run)
+        elif end_block == file.block_count:
+            if room_bytes <= 0:
+                self._reached_end(now_s, file, run)
+        elif run.planned_block > run.next_block and run.stream_id not in self._jobs:
+            return self._quiet_block(file, run, window.window_bytes, piece_bytes)
+        return 0
+
+    def _quiet_block(self, file: _File, run: Run, window_bytes: int, piece_bytes: int) -> int:
+        """The last block that the run can come to without room for the next piece in its window."""
+        end_block = run.planned_block + -(-piece_bytes // BLOCK_BYTES)
+        if window_bytes >= _WHOLE_EXTENTS_FROM_BYTES:
+            end_block = -(-end_block // EXTENT_BLOCKS) * EXTENT_BLOCKS
+        return min(end_block, file.block_count) - window_bytes // BLOCK_BYTES - 1
 
     def _reached_end(self, now_s: float, file: _File, run: Run) -> None:
         """All of the file is on its way: what is left of the window goes to the file after it, if files come in order."""

@@ -1,17 +1,20 @@
 """How far ahead of its reader a stream fetches: consumption rate x time to fetch x safety, found by growing while late.
 
-A cold reader takes data as fast as they come, so its rate, measured while it waits, says nothing: every late read
-doubles the window instead. Once reads are hits the measured rate rules, and a window that is far too wide shrinks.
+A cold reader takes data as fast as they come, so its rate, measured while it waits, says nothing: every late read widens
+the window instead, twofold or, at the start, fourfold. Once reads are hits the measured rate rules, and a window that is
+far too wide shrinks.
 """
 
 from __future__ import annotations
 
 from common import limits
+from common.blocks import EXTENT_BYTES
 
 SAFETY = 2.0
 _RATE_SAMPLE_S = 0.1
 _RATE_FALL = 0.3
 _SHRINK = 1 / 64
+_START_GROWTH = 4
 
 
 class Window:
@@ -26,9 +29,20 @@ class Window:
         self._sample_bytes = 0
 
     def read(
-        self, now_s: float, length_bytes: int, evidence_bytes: int, *, late: bool, latency_s: float, cap_bytes: int
+        self,
+        now_s: float,
+        length_bytes: int,
+        evidence_bytes: int,
+        *,
+        late: bool,
+        latency_s: float,
+        cap_bytes: int,
+        eager: bool = True,
     ) -> None:
-        """Learn from a read of the stream. ``latency_s``: from asking the hub to having the bytes; ``cap_bytes``: this stream's share."""
+        """Learn from a read of the stream. ``latency_s``: from asking the hub to having the bytes; ``cap_bytes``: this stream's share.
+
+        ``eager``: its bytes follow in order beyond doubt, so the first round trips may ask for much more each time.
+        """
         self._sample_bytes += length_bytes
         elapsed_s = now_s - self._sample_start_s
         if elapsed_s >= _RATE_SAMPLE_S:
@@ -39,7 +53,9 @@ class Window:
         wanted = max(limits.PREFETCH_WINDOW_MIN_BYTES, int(self.rate_bytes_per_s * latency_s * SAFETY))
         window_bytes = self.window_bytes
         if late:
-            window_bytes = max(2 * window_bytes, wanted)
+            starting = eager and window_bytes < limits.PREFETCH_START_BYTES and evidence_bytes >= EXTENT_BYTES
+            growth = _START_GROWTH if starting else 2
+            window_bytes = max(growth * window_bytes, wanted)
         elif window_bytes > 2 * wanted:
             window_bytes -= int(window_bytes * _SHRINK)
         else:

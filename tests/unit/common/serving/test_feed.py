@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from common import limits
 from common.entries import Entry
-from common.errors import SourceReadError
+from common.errors import RevisionUnavailable, SourceReadError
 from common.serving.feed import FeedMessage, follow
 from common.wire.messages import Changes, Heartbeat, SnapshotPage, Subscribe
 from tests.fakes.memory_source import MemorySource
@@ -172,3 +173,86 @@ async def test_pages_are_pulled_one_by_one_and_closed_with_the_feed() -> None:
         assert len(pulled) == 2  # the one given, and the one held back
         assert not closed.is_set()
     assert closed.is_set()
+
+
+# --- pinned ------------------------------------------------------------------------------------------------
+
+
+def changed_source() -> MemorySource:
+    """Revision 2 has a name, ``two``; the head is 4."""
+    source = MemorySource({b"a": b"1", b"b": b"2"})
+    source.name_snapshot("two")
+    source.put(b"c", b"3")
+    source.remove(b"a")
+    return source
+
+
+@pytest.mark.parametrize("pin", [(2, ""), (None, "two")])
+@pytest.mark.parametrize("known", [NOTHING_KNOWN, Subscribe(b"memory-catalog-1", 3), Subscribe(b"another-catalog-", 2)])
+async def test_a_pinned_tree_comes_whole_and_then_only_heartbeats(
+    known: Subscribe, pin: tuple[int | None, str]
+) -> None:
+    source = changed_source()
+    expected = source.snapshots["two"][1]
+    async with aclosing(follow(source, replace(known, pin_revision=pin[0], pin_snapshot=pin[1]), 0.01)) as feed:
+        page = await following(feed)
+        assert isinstance(page, SnapshotPage)
+        assert (dict(page.entries), page.revision, page.last) == (expected, 2, True)
+        source.put(b"d", b"4")
+        for _ in range(3):
+            assert await following(feed) == Heartbeat(source.catalog_id, 2)
+
+
+async def test_who_is_before_a_pinned_revision_gets_the_changes_up_to_it() -> None:
+    source = changed_source()
+    async with aclosing(follow(source, Subscribe(source.catalog_id, 1, 3), 0.01)) as feed:
+        changes = await following(feed)
+        assert isinstance(changes, Changes)
+        assert (changes.after_revision, changes.to_revision) == (1, 3)
+        assert [change.path for change in changes.changes] == [b"b", b"c"]
+        assert await following(feed) == Heartbeat(source.catalog_id, 3)
+
+
+async def test_who_is_at_a_pinned_revision_hears_so() -> None:
+    source = changed_source()
+    async with aclosing(follow(source, Subscribe(source.catalog_id, 2, 2), 0.01)) as feed:
+        assert await following(feed) == Heartbeat(source.catalog_id, 2)
+
+
+async def test_a_log_that_does_not_reach_back_means_a_snapshot_of_the_pinned_revision() -> None:
+    source = changed_source()
+    source.trim_log()
+    async with aclosing(follow(source, Subscribe(source.catalog_id, 1, None, "two"), 0.01)) as feed:
+        page = await following(feed)
+        assert isinstance(page, SnapshotPage)
+        assert page.revision == 2
+
+
+@pytest.mark.parametrize("pin", [(3, ""), (99, ""), (None, "three")])
+async def test_a_pinned_tree_that_is_not_kept_is_an_error(pin: tuple[int | None, str]) -> None:
+    source = changed_source()
+    source.trim_log()
+    async with aclosing(follow(source, Subscribe(b"", 0, *pin), 60)) as feed:
+        with pytest.raises(RevisionUnavailable):
+            await following(feed)
+
+
+# --- the same catalog under another id -----------------------------------------------------------------------
+
+
+async def test_who_comes_from_a_former_id_goes_on_under_the_new_one() -> None:
+    source = MemorySource({b"a": b"1", b"b": b"2"})
+    source.reopen(b"memory-catalog-2")
+    async with aclosing(follow(source, Subscribe(b"memory-catalog-1", 1), 60)) as feed:
+        assert await following(feed) == Changes(b"memory-catalog-2", 1, 1, (), b"memory-catalog-1")
+        changes = await following(feed)
+        assert isinstance(changes, Changes)
+        assert (changes.catalog_id, changes.after_revision, changes.former_id) == (b"memory-catalog-2", 1, b"")
+    source.put(b"c", b"3")
+    async with aclosing(follow(source, Subscribe(b"memory-catalog-1", 3), 60)) as feed:  # given after that id ended
+        assert isinstance(await following(feed), SnapshotPage)
+    source.name_snapshot("three")
+    async with aclosing(follow(source, Subscribe(b"memory-catalog-1", 2, None, "three"), 0.01)) as feed:
+        assert await following(feed) == Changes(b"memory-catalog-2", 2, 2, (), b"memory-catalog-1")
+        assert isinstance(await following(feed), Changes)
+        assert await following(feed) == Heartbeat(b"memory-catalog-2", 3)

@@ -43,6 +43,38 @@ def who(picks: list[Pick]) -> list[tuple[int, int]]:
     return [(pick.request.link_id, pick.request.request_id) for pick in picks]
 
 
+def test_a_spokes_pace_holds_its_prefetch_and_its_demand_goes_a_little_ahead() -> None:
+    scheduler = Scheduler(read_ahead=WIDE)
+    scheduler.add_link(1, b"a")
+    scheduler.add_link(2, b"b")
+    rate = 10.0 * EXTENT_BYTES
+    scheduler.pace_spoke(0.0, b"a", rate)
+    scheduler.pace_spoke(0.0, b"nobody", rate)
+    read(scheduler, 1, 1, extents=40, priority=Priority.PREFETCH)
+    read(scheduler, 2, 1, extents=40, priority=Priority.PREFETCH)
+    picks = drain(scheduler)
+    assert len([pick for pick in picks if pick.request.link_id == 2]) == 40
+    ahead = len(picks) - 40
+    assert 1 <= ahead <= 2
+    wake_s = scheduler.wake_at(0.0)
+    assert wake_s is not None
+    assert 0.0 < wake_s <= 0.2
+    read(scheduler, 1, 2, now_s=0.06)
+    assert who(drain(scheduler, 0.06)) == [(1, 2)]
+    assert sum(len(drain(scheduler, step / 100)) for step in range(7, 201)) == pytest.approx(20 - ahead - 1, abs=1)
+    scheduler.pace_spoke(2.0, b"a", None)
+    assert drain(scheduler, 2.0)
+    assert scheduler.wake_at(2.0) is None
+
+
+def test_the_configured_pace_of_a_spoke_is_the_most() -> None:
+    scheduler = Scheduler(read_ahead=WIDE, spoke_rate_bytes_per_s=EXTENT_BYTES)
+    scheduler.add_link(1, b"a")
+    scheduler.pace_spoke(0.0, b"a", 1000.0 * EXTENT_BYTES)
+    read(scheduler, 1, 1, extents=40, priority=Priority.PREFETCH)
+    assert sum(len(drain(scheduler, step / 10)) for step in range(50)) <= 6
+
+
 def test_a_read_is_cut_at_extents_and_its_last_one_known() -> None:
     scheduler = Scheduler(read_ahead=WIDE)
     scheduler.add_link(1, b"a")

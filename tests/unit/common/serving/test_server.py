@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,8 +27,11 @@ from common.wire.connection import Closed, Received
 from common.wire.frame import HEADER_BYTES, FrameType, parse_header
 from common.wire.message_codec import encode
 from common.wire.messages import (
+    CAPABILITIES,
     Cancel,
     Changes,
+    Check,
+    Checked,
     Codec,
     Data,
     Error,
@@ -578,3 +582,41 @@ async def test_close_says_goodbye_and_ends_in_time(
     await stuck.close()
     with pytest.raises(ConnectionRefusedError):
         await WireClient(server.port if server._server and server._server.sockets else 1).dial()
+
+
+async def test_a_check_is_answered_with_a_revision_or_the_reason(serve: Serve, source: MemorySource) -> None:
+    source.put(b"d/f", b"1")
+    server = await serve()
+    client = WireClient(server.port)
+    client.hello = replace(client.hello, capabilities=("teleport", *CAPABILITIES))
+    async with client:
+        assert client.welcome is not None
+        assert client.welcome.capabilities == CAPABILITIES
+        client.send(Check(7, b"d/f"))
+        assert await client.message() == Checked(7, source.catalog_id, source.head_revision)
+        source.failure = SourceReadError("the disk is away")
+        client.send(Check(8, b"d/f"))
+        assert await client.message() == Checked(8, source.catalog_id, 0, "source-read", "the disk is away")
+        assert source.checks == [b"d/f", b"d/f"]
+
+
+async def test_more_checks_than_may_be_open_are_refused_one_by_one(
+    serve: Serve, source: MemorySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CHECKS_MAX_OUTSTANDING", 2)
+    release = asyncio.Event()
+
+    async def check(path: bytes) -> int:
+        await release.wait()
+        return 5
+
+    monkeypatch.setattr(source, "check", check)
+    server = await serve()
+    async with WireClient(server.port) as client:
+        for token in range(3):
+            client.send(Check(token, b"f"))
+        refused = await client.message()
+        assert isinstance(refused, Checked)
+        assert (refused.token, refused.code) == (2, "overloaded")
+        release.set()
+        assert {(await client.message()).token for _ in range(2)} == {0, 1}  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from itertools import pairwise
 from typing import Literal
 
@@ -379,3 +380,32 @@ def test_what_may_be_outstanding_follows_the_link() -> None:
     assert planner.outstanding_limit_bytes == limits.PREFETCH_OUTSTANDING_MIN_BYTES
     planner.link(0.06, 1.25e9)
     assert planner.outstanding_limit_bytes == 225_000_000
+
+
+@pytest.mark.parametrize("size_bytes", [40 * MIB + 5, 1 << 30])
+@pytest.mark.parametrize("read_bytes", [16 * KIB, 100_000, READ])
+def test_reads_that_are_only_noted_delay_no_plan_and_spoil_no_account(size_bytes: int, read_bytes: int) -> None:
+    """Two planners see the same reads, one of them all of them: what one fetches, the other does within an extent of reads."""
+    attentive, sparing = Bench(facts(1, size_bytes)), Bench(facts(1, size_bytes))
+    version, noted = attentive.files[0].version, 0
+    ends = {attentive: 0, sparing: 0}
+    earlier: deque[int] = deque([0], maxlen=EXTENT_BYTES // read_bytes + 2)
+    for number in range(min(size_bytes, 60 * MIB) // read_bytes):
+        result: Result = "late" if number < 12 else "hit"
+        offset_bytes = number * read_bytes
+        for bench in (attentive, sparing):
+            if bench is sparing and result == "hit" and sparing.planner.is_quiet(version, offset_bytes, read_bytes):
+                noted += 1
+                sparing.now_s += 0.001
+                continue
+            fetches = bench.read(offset_bytes, read_bytes, result)
+            bench.arrive(fetches)
+            ends[bench] = max([ends[bench], *(fetch.blocks.end_block * BLOCK_BYTES for fetch in fetches)])
+        earlier.append(ends[attentive])
+        assert ends[sparing] >= earlier[0] - EXTENT_BYTES
+    assert noted > 40, "many reads are only noted"
+    for bench in (attentive, sparing):
+        bench.planner.closed(bench.now_s, 0)
+    for name in ("hits", "late", "misses", "read_bytes"):
+        assert getattr(sparing.planner.scorecard, name) == getattr(attentive.planner.scorecard, name)
+    assert sparing.planner.scorecard.used_bytes == attentive.planner.scorecard.used_bytes

@@ -1,0 +1,91 @@
+"""Steering: what the kernel says of several connections becomes one rate, and reaches scheduler and sockets."""
+
+from __future__ import annotations
+
+from common.blocks import EXTENT_BLOCKS, BlockRange
+from common.serving.scheduler import Scheduler
+from common.serving.steering import LINK_SHARE, LOOK_EVERY_S, Steering
+from common.tcp import PathFacts
+from common.wire.messages import Priority
+
+SPOKE = b"s" * 16
+RTT_S = 0.06
+RATE = 100e6
+
+
+class FakeLink:
+    def __init__(self) -> None:
+        self.delivered_bytes = 0
+        self.queue_s = 0.0
+        self.limits: list[float | None] = []
+
+    def path(self) -> PathFacts | None:
+        return PathFacts(RTT_S + self.queue_s, RTT_S, 0, 0, 0, self.delivered_bytes)
+
+    def limit_rate(self, max_rate_bytes_per_s: float | None) -> None:
+        self.limits.append(max_rate_bytes_per_s)
+
+
+def busy_scheduler() -> Scheduler:
+    scheduler = Scheduler()
+    scheduler.add_link(1, SPOKE)
+    scheduler.submit(0.0, 1, 1, bytes(16), [BlockRange(0, 16 * EXTENT_BLOCKS)], Priority.PREFETCH, None)
+    return scheduler
+
+
+def look(steering: Steering, links: list[FakeLink], looks: int, now: list[float]) -> None:
+    for _ in range(looks):
+        now[0] += LOOK_EVERY_S
+        for link in links:
+            link.delivered_bytes += int(RATE * LOOK_EVERY_S / len(links))
+        steering.look()
+
+
+def test_a_standing_queue_sets_the_pace_of_spoke_and_links_and_an_idle_link_counts_for_nothing() -> None:
+    now = [0.0]
+    steering = Steering(busy_scheduler(), lambda: now[0])
+    bulk, control = [FakeLink() for _ in range(4)], FakeLink()
+    for link in [*bulk, control]:
+        steering.joined(SPOKE, link)
+    look(steering, bulk, 20, now)
+    controller = steering.controller(SPOKE)
+    assert controller is not None
+    assert controller.rate_bytes_per_s is None
+    assert not any(link.limits for link in bulk)
+    for link in bulk:
+        link.queue_s = 0.05
+    control.queue_s = 5.0
+    look(steering, bulk, 10, now)
+    rate = controller.rate_bytes_per_s
+    assert rate is not None
+    assert 0.5 * RATE < rate < RATE
+    told = control.limits[-1]
+    assert told == bulk[0].limits[-1]
+    assert told is not None
+    assert rate / 4 * 0.9 <= told <= rate / 4 * LINK_SHARE * 1.1
+
+
+def test_a_new_link_of_a_paced_spoke_is_told_and_a_spoke_without_links_forgotten() -> None:
+    now = [0.0]
+    steering = Steering(busy_scheduler(), lambda: now[0])
+    first, second = FakeLink(), FakeLink()
+    steering.joined(SPOKE, first)
+    first.queue_s = 0.05
+    look(steering, [first], 20, now)
+    assert first.limits
+    steering.joined(SPOKE, second)
+    assert second.limits == first.limits[-1:]
+    steering.left(SPOKE, first)
+    steering.left(SPOKE, second)
+    steering.left(SPOKE, second)
+    assert steering.controller(SPOKE) is None
+
+
+def test_a_link_is_never_told_more_than_the_configured_rate() -> None:
+    now = [0.0]
+    steering = Steering(busy_scheduler(), lambda: now[0], RATE / 100)
+    link = FakeLink()
+    steering.joined(SPOKE, link)
+    link.queue_s = 0.05
+    look(steering, [link], 20, now)
+    assert set(link.limits) == {RATE / 100}
