@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from common import limits
-from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, byte_length, count_blocks
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange, byte_length, count_blocks
+from common.buffers import EXTENT_BUFFERS
 from common.digest import block_digests
 from common.errors import HeadraceError, ProtocolError, SourceReadError, StaleVersion
 from common.log import get_logger
@@ -187,7 +188,7 @@ class Reader:
         if file is None:
             return None
         try:
-            data = bytearray(byte_length(blocks, place.identity.size_bytes))
+            data = _buffer(byte_length(blocks, place.identity.size_bytes))
             _require_identity(file.fd, place.identity)
             try:
                 count = os.preadv(file.fd, [data], blocks.first_block * BLOCK_BYTES, os.RWF_NOWAIT)
@@ -214,7 +215,7 @@ class Reader:
             if file is None:
                 file = self._open(version, place)
             try:
-                data = bytearray(byte_length(blocks, place.identity.size_bytes))
+                data = _buffer(byte_length(blocks, place.identity.size_bytes))
                 _require_identity(file.fd, place.identity)
                 _read_fully(file.fd, memoryview(data), blocks.first_block * BLOCK_BYTES)
                 _require_identity(file.fd, place.identity)
@@ -238,6 +239,10 @@ class Reader:
             os.close(fd)
             raise
         return self._files.add(version, fd, place.identity)
+
+
+def _buffer(size_bytes: int) -> bytearray:
+    return EXTENT_BUFFERS.take() if size_bytes == EXTENT_BYTES else bytearray(size_bytes)
 
 
 def _check_range(blocks: BlockRange, size_bytes: int) -> None:

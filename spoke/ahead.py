@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common import limits
-from common.blocks import BlockRange
+from common.blocks import EXTENT_BYTES, BlockRange
 from common.log import get_logger
 from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
@@ -53,12 +53,14 @@ class Ahead:
 
     def read(self, handle: Handle, task_id: int, offset_bytes: int, length_bytes: int, result: ReadResult) -> None:
         self._counts.read(length_bytes, result)
-        if self._planner is not None:
-            self._planner.read(
-                self._clock(),
-                ReadSeen(handle.handle_id, task_id, handle.version, offset_bytes, length_bytes, result),
-            )
-            self._pump()
+        planner = self._planner
+        if planner is None or (result == "hit" and planner.is_quiet(handle.version, offset_bytes, length_bytes)):
+            return
+        planner.read(
+            self._clock(),
+            ReadSeen(handle.handle_id, task_id, handle.version, offset_bytes, length_bytes, result),
+        )
+        self._pump()
 
     def stalled(self, handle: Handle, task_id: int, stall_s: float) -> None:
         self._counts.stall_s += stall_s
@@ -100,7 +102,7 @@ class Ahead:
             planner.link(client.rtt_s, client.rate_bytes_per_s)
         limit_bytes = min(limits.PREFETCH_MAX_OUTSTANDING_BYTES, planner.outstanding_limit_bytes)
         budget_bytes = limit_bytes - fetcher.prefetch_outstanding_bytes - fetcher.write_backlog_bytes
-        if budget_bytes <= 0:
-            return
+        if budget_bytes < EXTENT_BYTES:
+            return  # what arrives makes room for a whole one
         for fetch in planner.plan(self._clock(), budget_bytes):
             self._counts.prefetch_asked_bytes += fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks)

@@ -22,6 +22,8 @@ from common.wire.messages import Data, Priority
 from spoke.cache.store import Store
 from spoke.hub_client.client import HubClient, Request
 from spoke.hub_client.single_flight import Flight, Flights, Landed, Want
+from spoke.landed_runs import LandedRuns
+from spoke.recent import Recent
 
 log = get_logger(__name__)
 
@@ -46,7 +48,13 @@ class Fetcher:
         self._clock = clock
         self._dice = dice
         self._flights = Flights()
-        self._to_write: asyncio.Queue[Flight] = asyncio.Queue()
+        self.recent = Recent(limits.RECENT_MAX_BYTES)
+        self._landed = LandedRuns()
+        self._something_to_write = asyncio.Event()
+        self._gathering = asyncio.Lock()
+        self._unwritten_count = 0
+        self._nothing_unwritten = asyncio.Event()
+        self._nothing_unwritten.set()
         self.tasks: list[asyncio.Task[None]] = []
         self._retries: dict[Flight, asyncio.TimerHandle] = {}
         self._kept: OrderedDict[Flight, int] = OrderedDict()
@@ -70,7 +78,7 @@ class Fetcher:
         if self.tasks:
             try:
                 async with asyncio.timeout(limits.CACHE_DRAIN_TIMEOUT_S):
-                    await self._to_write.join()
+                    await self.written()
             except TimeoutError:
                 log.warning("cache writes given up at stop", bytes=self.write_backlog_bytes)
         await cancel_and_wait(*self.tasks)
@@ -79,7 +87,7 @@ class Fetcher:
 
     async def written(self) -> None:
         """Return once all that has landed was handed to the cache."""
-        await self._to_write.join()
+        await self._nothing_unwritten.wait()
 
     # --- asking ------------------------------------------------------------------------------------------
 
@@ -171,7 +179,7 @@ class Fetcher:
     # --- what comes back ---------------------------------------------------------------------------------
 
     def landed(self, flight: Flight, data: Data) -> None:
-        payload = memoryview(data.payload)
+        payload = data.payload
         bad_block: int | None = data.blocks.first_block
         if len(payload) == byte_length(data.blocks, flight.size_bytes):
             bad_block = first_mismatch(flight.version, data.blocks.first_block, payload, data.digests)
@@ -186,6 +194,7 @@ class Fetcher:
             return
         landed = Landed(data.blocks, payload, data.digests)
         flight.landed.append(landed)
+        self.recent.add(flight.version, landed)
         self._account(flight)
         for want in list(flight.wants):
             want.landed(landed)
@@ -203,7 +212,10 @@ class Fetcher:
             self._skip(flight, size_bytes)
             return
         self.write_backlog_bytes += size_bytes
-        self._to_write.put_nowait(flight)
+        self._unwritten_count += 1
+        self._nothing_unwritten.clear()
+        self._landed.add(flight)
+        self._look_for_work()
 
     def _skip(self, flight: Flight, size_bytes: int) -> None:
         """Readers go on at the link's speed and memory stays bounded; the next reader of these blocks may fetch them again."""
@@ -249,27 +261,59 @@ class Fetcher:
 
     async def _write_landed(self) -> None:
         while True:
-            flight = await self._to_write.get()
+            run = await self._next_run()
             try:
-                await self._write(flight)
+                await self._write(run)
             finally:
-                self.write_backlog_bytes -= byte_length(flight.blocks, flight.size_bytes)
+                self._landed.done(run)
+                self._look_for_work()
+                self.write_backlog_bytes -= sum(byte_length(flight.blocks, flight.size_bytes) for flight in run)
                 self._behind = self._behind and self.write_backlog_bytes > limits.WRITE_BACKLOG_MAX_BYTES // 2
-                self._to_write.task_done()
+                self._unwritten_count -= len(run)
+                if not self._unwritten_count:
+                    self._nothing_unwritten.set()
 
-    async def _write(self, flight: Flight) -> None:
-        try:
-            for landed in flight.landed:
-                await self._store.write(
-                    flight.version, flight.size_bytes, landed.blocks.first_block, landed.data, landed.digests
-                )
-        except CacheWriteError:
-            self._keep(flight)  # the store has logged and counted it
-        except Exception:
-            log.exception("cache write failed unexpectedly", version=flight.version.hex())
-            self._keep(flight)
+    def _look_for_work(self) -> None:
+        if self._landed.next_version is None:
+            self._something_to_write.clear()
         else:
-            self._flights.remove(flight)
+            self._something_to_write.set()
+
+    async def _next_run(self) -> list[Flight]:
+        """Wait for something to write, and a moment for what follows it: readers have it from memory meanwhile."""
+        async with self._gathering:
+            await self._something_to_write.wait()
+            if len(self._landed) < limits.CACHE_WRITE_RUN_FLIGHTS:
+                await asyncio.sleep(limits.CACHE_WRITE_GATHER_S)
+            run = self._landed.take(limits.CACHE_WRITE_RUN_FLIGHTS)
+            self._look_for_work()
+            return run
+
+    async def _write(self, run: list[Flight]) -> None:
+        """Write flights that lie one after another; each for itself when they cannot be written together."""
+        first = run[0]
+        landed = sorted((piece for flight in run for piece in flight.landed), key=lambda piece: piece.blocks)
+        try:
+            await self._store.write_run(
+                first.version,
+                first.size_bytes,
+                first.blocks.first_block,
+                [piece.data for piece in landed],
+                b"".join([piece.digests for piece in landed]),
+            )
+        except CacheWriteError:  # the store has logged and counted it
+            if len(run) == 1:
+                self._keep(first)
+            else:
+                for flight in run:
+                    await self._write([flight])
+        except Exception:
+            log.exception("cache write failed unexpectedly", version=first.version.hex())
+            for flight in run:
+                self._keep(flight)
+        else:
+            for flight in run:
+                self._flights.remove(flight)
 
     def _keep(self, flight: Flight) -> None:
         """Serve from memory for a while what the disk would not take."""

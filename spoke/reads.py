@@ -35,6 +35,8 @@ class Handle:
     version: bytes
     size_bytes: int
     borrowed: bool = False
+    gave_up: tuple[tuple[float, BlockRange], ...] = ()
+    """When reads of which blocks ran into the read timeout a moment ago."""
 
 
 class ReadObserver(Protocol):
@@ -65,6 +67,7 @@ class Reads:
     ) -> None:
         self._store = store
         self._fetcher = fetcher
+        self._recent = fetcher.recent
         self._observer = observer
         self._clock = clock
         self._read_timeout_s = read_timeout_s
@@ -105,6 +108,14 @@ class Reads:
         length_bytes = min(length_bytes, handle.size_bytes - offset_bytes)
         if length_bytes <= 0:
             return b""
+        piece = self._recent.find(handle.version, offset_bytes, length_bytes)
+        if piece is not None:
+            if not piece.was_read:
+                piece.was_read = True
+                self._store.touch(handle.version, handle.size_bytes, piece.offset_bytes, len(piece.data))
+            self._observer.read(handle, task_id, offset_bytes, length_bytes, "hit")
+            start = offset_bytes - piece.offset_bytes
+            return piece.data[start : start + length_bytes]
         data = self._store.read_nowait(handle.version, handle.size_bytes, offset_bytes, length_bytes)
         if data is not None:
             self._observer.read(handle, task_id, offset_bytes, length_bytes, "hit")
@@ -139,7 +150,8 @@ class Reads:
         task_id: int,
     ) -> bytearray:
         started_s = self._clock()
-        deadline_s = started_s + self._read_timeout_s if self._read_timeout_s else None
+        timeout_s = self._time_for(handle, blocks, started_s)
+        deadline_s = started_s + timeout_s if timeout_s else None
         arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         want = Want(blocks, offset_bytes, length_bytes, lambda error: settle(arrival, error))
         self.waiting += 1
@@ -148,13 +160,15 @@ class Reads:
             late = self._fetcher.demand(handle.version, handle.size_bytes, want, missing, deadline_s=deadline_s)
             result: ReadResult = "hit" if not want.missing else "late" if late else "miss"
             self._observer.read(handle, task_id, offset_bytes, length_bytes, result)
-            async with asyncio.timeout(self._read_timeout_s or None):
+            async with asyncio.timeout(timeout_s or None):
                 await self._fill_from_cache(handle, want, missing, deadline_s)
                 want.release_hold()
                 await arrival
         except TimeoutError:
             error = DeadlineExceeded(f"no data from the hub within the read timeout of {self._read_timeout_s:g} s")
             self._log_failure(handle, offset_bytes, error)
+            if timeout_s == self._read_timeout_s:
+                self._note_given_up(handle, blocks)
             raise error from None
         except HeadraceError as error:
             self._log_failure(handle, offset_bytes, error)
@@ -166,6 +180,24 @@ class Reads:
             self._observer.stalled(handle, task_id, self._clock() - started_s)
         self._store.touch(handle.version, handle.size_bytes, offset_bytes, length_bytes)
         return want.buffer
+
+    def _time_for(self, handle: Handle, blocks: BlockRange, now_s: float) -> float:
+        """The read timeout; little when it has just passed for some of these blocks, 0 for no limit.
+
+        When its readahead fails the kernel asks at once for the first page alone, and the reader still waits: without
+        this it would wait twice. Once for each failure, so that a reader who tries again by himself has all the time.
+        """
+        for at_s, failed in handle.gave_up:
+            if now_s - at_s < limits.READ_ASKED_AGAIN_S and subtract([blocks], failed) != [blocks]:
+                handle.gave_up = ()
+                return min(limits.READ_ASKED_AGAIN_TIMEOUT_S, self._read_timeout_s)
+        return self._read_timeout_s
+
+    def _note_given_up(self, handle: Handle, blocks: BlockRange) -> None:
+        """One readahead may be several requests, which all fail now."""
+        now_s = self._clock()
+        recent = [(at_s, failed) for at_s, failed in handle.gave_up if now_s - at_s < limits.READ_ASKED_AGAIN_S]
+        handle.gave_up = (*recent, (now_s, blocks))
 
     async def _fill_from_cache(
         self, handle: Handle, want: Want, missing: Sequence[BlockRange], deadline_s: float | None

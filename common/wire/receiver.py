@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Generic, Protocol, TypeVar
 
 from common import limits
+from common.blocks import EXTENT_BYTES
+from common.buffers import EXTENT_BUFFERS
 from common.wire.frame import HEADER_BYTES, FrameHeader, parse_header
 
 _Head = TypeVar("_Head")
@@ -108,7 +110,8 @@ class Receiver(Generic[_Head]):
         map_end = self._start + header.map_bytes
         self._head = self._owner.head(header, self._scratch[self._start : map_end])
         self._start = map_end
-        self._payload = bytearray(header.payload_bytes)
+        payload_bytes = header.payload_bytes
+        self._payload = EXTENT_BUFFERS.take() if payload_bytes == EXTENT_BYTES else bytearray(payload_bytes)
         if header.payload_bytes:
             self._payload_view = memoryview(self._payload)
             self._filled = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -210,15 +211,21 @@ def write_blocks(
     file: tuple[int, int],
     size_bytes: int,
     first_block: int,
-    data: bytes | bytearray | memoryview,
+    pieces: Sequence[bytes | bytearray | memoryview],
     digests: bytes | memoryview,
 ) -> None:
-    """Job: data, then digests, then presence, so that a block called present has had both written. Raises OSError."""
+    """Job: data, then digests, then presence, so that a block called present has had both written. Raises OSError.
+
+    ``pieces``: the data, in buffers that follow one another.
+    """
     data_fd, index_fd = file
     layout = layout_of(size_bytes)
-    write_full(disk, data_fd, data, first_block * BLOCK_BYTES)
+    offset_bytes = first_block * BLOCK_BYTES
+    for piece in pieces:
+        write_full(disk, data_fd, piece, offset_bytes)
+        offset_bytes += len(piece)
     write_full(disk, index_fd, digests, layout.digest_at(first_block))
-    write_full(disk, index_fd, bytes((PRESENT,)) * count_blocks(len(data)), layout.presence_at(first_block))
+    write_full(disk, index_fd, bytes((PRESENT,)) * (len(digests) // DIGEST_BYTES), layout.presence_at(first_block))
 
 
 def free_blocks(disk: Disk, file: tuple[int, int], size_bytes: int, ranges: list[BlockRange]) -> None:

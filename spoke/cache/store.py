@@ -12,7 +12,7 @@ import errno
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -294,17 +294,29 @@ class Store:
         ``data`` must not change until this returns. Raises CacheWriteError (full, failing, read-only or removed disk,
         or nothing that may be evicted): the caller goes on from memory.
         """
-        blocks = BlockRange(first_block, count_blocks(len(data)))
+        await self.write_run(version, size_bytes, first_block, (data,), digests)
+
+    async def write_run(
+        self,
+        version: bytes,
+        size_bytes: int,
+        first_block: int,
+        pieces: Sequence[bytes | bytearray | memoryview],
+        digests: bytes | memoryview,
+    ) -> None:
+        """As ``write``, the data in several buffers that follow one another; all but the last hold whole blocks."""
+        data_bytes = sum(len(piece) for piece in pieces)
+        blocks = BlockRange(first_block, count_blocks(data_bytes))
         if blocks.block_count == 0:
             return
-        assert len(data) == byte_length(blocks, size_bytes), "whole blocks within the file"
+        assert data_bytes == byte_length(blocks, size_bytes), "whole blocks within the file"
         assert len(digests) == blocks.block_count * DIGEST_BYTES, "one digest for each block"
         if self._closed:
             raise CacheWriteError("the cache is closed")
         if not self._health.may_write(self._clock()):
             raise CacheWriteError(f"the cache is bypassed: {self._health.reason}")
         await asyncio.shield(
-            self._shelf.own(self._writer.write(version, size_bytes, blocks, data, digests), "cache write")
+            self._shelf.own(self._writer.write(version, size_bytes, blocks, pieces, digests), "cache write")
         )
 
     def _disk_failed(self, error: OSError) -> None:

@@ -7,7 +7,7 @@ has its bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
 from common.errors import CacheWriteError
@@ -54,7 +54,7 @@ class BlockWriter:
         version: bytes,
         size_bytes: int,
         blocks: BlockRange,
-        data: bytes | bytearray | memoryview,
+        pieces: Sequence[bytes | bytearray | memoryview],
         digests: bytes | memoryview,
     ) -> None:
         """Blocks that matched their digests; see Store.write. Raises CacheWriteError."""
@@ -79,7 +79,7 @@ class BlockWriter:
         for extent in touched:
             extents.hold(extent)
         try:
-            await self._write_held(file, blocks, data, digests)
+            await self._write_held(file, blocks, pieces, digests)
         except CacheWriteError:
             self.errors_total += 1
             raise
@@ -89,7 +89,11 @@ class BlockWriter:
             self._shelf.remove_if_empty(file)
 
     async def _write_held(
-        self, file: CachedFile, blocks: BlockRange, data: bytes | bytearray | memoryview, digests: bytes | memoryview
+        self,
+        file: CachedFile,
+        blocks: BlockRange,
+        pieces: Sequence[bytes | bytearray | memoryview],
+        digests: bytes | memoryview,
     ) -> None:
         new_count = sum(found.block_count for found in loaded(file).missing(blocks))
         overhead_bytes = WRITE_OVERHEAD_BYTES if file.on_disk else FILE_OVERHEAD_BYTES
@@ -97,7 +101,7 @@ class BlockWriter:
         need_inodes = 0 if file.on_disk else _FILE_INODES
         await self._reclaim.reserve(need_bytes, need_inodes)
         try:
-            space = await self._write_to_disk(file, blocks, data, digests, need_bytes)
+            space = await self._write_to_disk(file, blocks, pieces, digests, need_bytes)
             if file.removed:
                 return
             self._shelf.recharge(file)
@@ -120,7 +124,7 @@ class BlockWriter:
         self,
         file: CachedFile,
         blocks: BlockRange,
-        data: bytes | bytearray | memoryview,
+        pieces: Sequence[bytes | bytearray | memoryview],
         digests: bytes | memoryview,
         need_bytes: int,
     ) -> FreeSpace | None:
@@ -132,13 +136,13 @@ class BlockWriter:
                 if file.removed:
                     return None  # dropped while we waited: there is nothing to keep these blocks in
                 self._shelf.open(file)
-                self._unseen_bytes += len(data)
+                self._unseen_bytes += blocks.block_count * BLOCK_BYTES
                 look = self._unseen_bytes >= CACHE_STATVFS_EVERY_BYTES
                 if look:
                     self._unseen_bytes = 0
                 pair = (file.data_fd, file.index_fd)
                 return await self._shelf.run(
-                    self._shelf.write_pool, file, self._write_job, pair, file.size_bytes, blocks, data, digests, look
+                    self._shelf.write_pool, file, self._write_job, pair, file.size_bytes, blocks, pieces, digests, look
                 )
             except OSError as error:
                 if error.errno in OUT_OF_SPACE:
@@ -155,13 +159,13 @@ class BlockWriter:
         pair: tuple[int, int],
         size_bytes: int,
         blocks: BlockRange,
-        data: bytes | bytearray | memoryview,
+        pieces: Sequence[bytes | bytearray | memoryview],
         digests: bytes | memoryview,
         look: bool,
     ) -> FreeSpace | None:
         """In a thread: the directory is still there, the blocks, and now and then the disk's free space."""
         self._directory.check(self._disk)
-        write_blocks(self._disk, pair, size_bytes, blocks.first_block, data, digests)
+        write_blocks(self._disk, pair, size_bytes, blocks.first_block, pieces, digests)
         return free_space(self._disk, str(self._directory.path)) if look else None
 
     async def _squeezed(self, need_bytes: int) -> bool:

@@ -49,9 +49,12 @@ class SlowStore:
         self.go = asyncio.Event()
         self.written: set[int] = set()
 
-    async def write(self, version: bytes, size_bytes: int, first_block: int, data: memoryview, digests: bytes) -> None:
+    async def write_run(
+        self, version: bytes, size_bytes: int, first_block: int, pieces: Sequence[bytes], digests: bytes
+    ) -> None:
         await self.go.wait()
-        self.written.add(first_block // EXTENT_BLOCKS)
+        first_extent = first_block // EXTENT_BLOCKS
+        self.written.update(range(first_extent, first_extent + len(pieces)))
 
     def missing(self, version: bytes, size_bytes: int, blocks: BlockRange) -> Sequence[BlockRange]:
         return [blocks]

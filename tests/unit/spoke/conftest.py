@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from common import runtime
+from common import limits, runtime
 from common.serving.server import Server
 from spoke.ahead import Ahead
 from spoke.cache.store import Store
@@ -71,7 +71,7 @@ async def make_read_path(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
 
     async def make(
         files: dict[bytes, bytes], *, prefetch: bool = False, read_timeout_s: float = 20.0, links: int = 2,
-        capacity_bytes: int = 64 << 20, **store_options: Any,
+        capacity_bytes: int = 64 << 20, stream_max_bytes: int | None = None, **store_options: Any,
     ) -> ReadPath:  # fmt: skip
         source = MemorySource(files)
         server = Server({"memory": source}, listen=("127.0.0.1", 0), clock=runtime.now_s)
@@ -84,7 +84,8 @@ async def make_read_path(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
             "127.0.0.1", server.port, make_hello("memory", "test", bytes(16)), bulk_links=links, follower=feed,
             clock=runtime.now_s, dice=Random(1),
         )  # fmt: skip
-        ahead = Ahead(Planner() if prefetch else None, counts, runtime.now_s)
+        planner = Planner(stream_max_bytes=stream_max_bytes or limits.PREFETCH_STREAM_MAX_BYTES) if prefetch else None
+        ahead = Ahead(planner, counts, runtime.now_s)
         fetcher = Fetcher(client, store, ahead, runtime.now_s, Random(1))
         ahead.attach(fetcher, client)
         reads = Reads(store, fetcher, ahead, runtime.now_s, read_timeout_s=read_timeout_s)

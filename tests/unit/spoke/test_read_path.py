@@ -218,12 +218,15 @@ async def test_kept_memory_is_bounded_when_the_cache_cannot_write(make_read_path
 
 async def test_a_cache_smaller_than_the_file_still_makes_progress(make_read_path) -> None:
     data = noise(48 * MIB)
-    path = await make_read_path({b"f": data}, prefetch=True, capacity_bytes=16 << 20)
+    path = await make_read_path({b"f": data}, prefetch=True, capacity_bytes=16 << 20, stream_max_bytes=2 << 20)
     handle = path.open(b"f")
     path.reads._observer.opened(handle, 1)
-    for _ in range(2):
+    for sweep in (1, 2):
         for offset in range(0, len(data), MIB):
             assert await path.read(handle, offset, MIB) == data[offset : offset + MIB]
+        assert path.counts.fetched_bytes <= 1.1 * sweep * len(data), (
+            "what is fetched ahead is read before it is evicted"
+        )
     assert path.store.usage().used_bytes <= path.store.usage().capacity_bytes
 
 

@@ -16,6 +16,8 @@ from common.wire.message_codec import TYPE_OF, encode
 from common.wire.messages import (
     Cancel,
     Changes,
+    Check,
+    Checked,
     Codec,
     Data,
     Error,
@@ -49,6 +51,8 @@ SAMPLES: list[tuple[Message, int]] = [
     (Stats({}), 0),
     (Error("internal", "", False), 0),
     (Goodbye(""), 0),
+    (Check(1, b"d/f"), 0),
+    (Checked(1, CATALOG, 3), 0),
 ]
 
 
@@ -383,4 +387,3 @@ def test_large_payloads_are_sent_as_views_and_received_in_place() -> None:
     assert isinstance(event.message, Data)
     assert event.message.payload is target
     assert event.message == message
-    event.message.payload.clear()  # type: ignore[union-attr]  # no view of ours is left to forbid it

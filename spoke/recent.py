@@ -1,0 +1,57 @@
+"""What arrived last, still in memory: a reader in step with the link gets it from here, without the way through the disk.
+
+Bounded, and only bytes that matched their digests; a version never changes, so nothing in here can be out of date.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES
+from spoke.hub_client.single_flight import Landed
+
+_EXTENT_SHIFT = EXTENT_BYTES.bit_length() - 1
+
+
+class Piece:
+    """``data`` from ``offset_bytes`` of its file on. ``was_read``: for its readers to keep."""
+
+    __slots__ = ("data", "end_bytes", "offset_bytes", "was_read")
+
+    def __init__(self, landed: Landed) -> None:
+        self.data = memoryview(landed.data)
+        self.offset_bytes = landed.blocks.first_block * BLOCK_BYTES
+        self.end_bytes = self.offset_bytes + len(self.data)
+        self.was_read = False
+
+
+class Recent:
+    """At most ``capacity_bytes``, the longest here forgotten first; of each extent only the piece that came last."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._held_bytes = 0
+        self._pieces: OrderedDict[tuple[bytes, int], Piece] = OrderedDict()
+
+    def add(self, version: bytes, landed: Landed) -> None:
+        piece = Piece(landed)
+        key = (version, piece.offset_bytes >> _EXTENT_SHIFT)
+        replaced = self._pieces.pop(key, None)
+        if replaced is not None:
+            self._held_bytes -= len(replaced.data)
+        self._pieces[key] = piece
+        self._held_bytes += len(piece.data)
+        while self._held_bytes > self._capacity_bytes:
+            self._held_bytes -= len(self._pieces.popitem(last=False)[1].data)
+
+    def find(self, version: bytes, offset_bytes: int, length_bytes: int) -> Piece | None:
+        """The piece that holds all these bytes."""
+        piece = self._pieces.get((version, offset_bytes >> _EXTENT_SHIFT))
+        if piece is None or offset_bytes < piece.offset_bytes or offset_bytes + length_bytes > piece.end_bytes:
+            return None
+        return piece
+
+    def forget(self) -> None:
+        """Give the memory back (for a daemon that has become idle)."""
+        self._pieces.clear()
+        self._held_bytes = 0
