@@ -51,6 +51,12 @@ class UnknownDataset(UsageError):
     wire_code = "unknown-dataset"
 
 
+class RevisionUnavailable(UsageError):
+    """The hub cannot give the tree of the revision or snapshot asked for; the message says which it can."""
+
+    wire_code = "revision-unavailable"
+
+
 # --- the operator of the other end, or the network, must act ---------------------------------------------
 
 

@@ -57,6 +57,9 @@ PINGS_MAX_OUTSTANDING = 16
 REQUESTS_MAX_UNANSWERED = 4 * REQUESTS_MAX_OUTSTANDING
 """READs of a connection that the hub has not ended, withdrawn ones included. Refuse with ``overloaded``."""
 
+CHECKS_MAX_OUTSTANDING = 1024
+"""CHECKs of a connection that the hub has not answered: each may cost a look at the disk. Refuse with ``overloaded``."""
+
 HELLO_TIMEOUT_S = 10.0
 """From accept to HELLO, and from HELLO to WELCOME. Drop the connection."""
 
@@ -81,6 +84,17 @@ LINK_MAX_PINGS = 3
 LINK_DEAD_AFTER_S = 8.0
 """Silence on a link with a ping unanswered: eight round trips of a 900 ms path. Drop it; its requests move to another."""
 
+LINK_STALLED_AFTER_S = 2.0
+"""Silence on one link, with a ping unanswered, while others are heard (and at least four round trips). Drop it, move its requests."""
+
+RATE_SAMPLE_S = 0.1
+"""Shortest span over which a spoke measures the rate of arrivals; on longer paths a round trip."""
+
+BULK_LINKS_MIN = 8
+BULK_LINKS_MAX = 32
+"""Bulk links a spoke chooses by itself: each starts slowly anew, so more start sooner and hide each other's losses; each costs
+system calls. A setting wins."""
+
 LINK_MAX_OUTSTANDING_BYTES = 64 * 1024 * 1024
 """Bytes asked for on one link and not received. Further prefetch waits in the spoke, where it can still be reordered."""
 
@@ -94,6 +108,15 @@ RETRY_CAP_S = 5.0
 CACHE_WRITERS = 4
 """Landed flights written to the cache at once: an NVMe queue is kept busy, a slow disk holds no more threads than this."""
 
+CACHE_WRITE_RUN_FLIGHTS = 8
+"""Landed flights that lie one after another, written in one go. The rest makes the next run."""
+
+CACHE_WRITE_GATHER_S = 0.01
+"""How long what has landed waits for what follows it, so that one hop to a thread serves several. Then write what there is."""
+
+RECENT_MAX_BYTES = 16 * 1024 * 1024
+"""The last arrivals, kept in memory for readers in step with the link. The oldest are forgotten."""
+
 CACHE_DRAIN_TIMEOUT_S = 3.0
 """At stop, the time landed flights have to reach the cache. What has not is fetched again after the restart."""
 
@@ -103,11 +126,17 @@ WRITE_BACKLOG_MAX_BYTES = 256 * 1024 * 1024
 BYPASS_MEMORY_BYTES = 64 * 1024 * 1024
 """Landed flights kept in memory when the cache disk would not take them, or not in time. The oldest are dropped."""
 
-PREFETCH_MAX_OUTSTANDING_BYTES = 128 * 1024 * 1024
-"""Prefetch asked for or not yet written, over all streams: 10 Gbit/s x 60 ms is 75 MB. The planner waits."""
+PREFETCH_MAX_OUTSTANDING_BYTES = 192 * 1024 * 1024
+"""Prefetch asked for or not yet written, over all streams: 1 Gbit/s x 900 ms is 112 MB, and the disk may be behind. The planner waits."""
 
 SLOW_READ_AFTER_S = 5.0
 """A read that has waited this long for the hub is logged and counted while it goes on waiting."""
+
+READ_ASKED_AGAIN_S = 0.2
+"""A READ of blocks whose read timeout passed so little ago is the kernel asking again, not a reader trying again."""
+
+READ_ASKED_AGAIN_TIMEOUT_S = 1.0
+"""How long that may wait at most."""
 
 # --- serving ---------------------------------------------------------------------------------------------
 
@@ -284,14 +313,18 @@ WARM_SILENCE_TIMEOUT_S = 330.0
 CHANGE_LOG_MAX_CHANGES = 262_144
 """Changes the catalog's log keeps. Drop the oldest: a spoke from before them resyncs from a snapshot."""
 
+PAST_ROWS_MAX = 1_048_576
+"""Former entries the catalog keeps (some 150 B each) so that trees back to the log's beginning can be given. Past it, only
+those that named snapshots show."""
+
+SNAPSHOTS_SHOWN_MAX = 8
+"""Snapshots named in the message about one that is missing: it must fit TEXT_MAX_BYTES."""
+
 SNAPSHOT_MAX_S = 300.0
 """How long one snapshot may take to be read: it holds a read transaction, behind which the database's log grows. Drop it."""
 
 SNAPSHOTS_MAX_OPEN = 16
 """Snapshots read at once, one database connection each. Wait."""
-
-SNAPSHOT_PAGE_MAX_BYTES = 512 * 1024
-"""Names and targets in one snapshot page: with its attributes it stays below FRAME_PAYLOAD_MAX_BYTES. Split."""
 
 HUB_RESOLVE_CACHE_MAX_VERSIONS = 65_536
 """Versions whose place is remembered in memory (~300 B each). Drop the least recently used."""
@@ -299,8 +332,8 @@ HUB_RESOLVE_CACHE_MAX_VERSIONS = 65_536
 HUB_OPEN_FILES_MAX = 512
 """Descriptors of served files kept open, below the usual limit of 1,024 a process. Close the least recently used."""
 
-HUB_DIRTY_NAMES_MAX = 100_000
-"""Names one burst of file events may touch; beyond, one rescan is cheaper. Drop them and rescan."""
+HUB_DIRTY_NAMES_MAX = 200_000
+"""Names one burst of file events may touch (some 100 MB of memory); beyond, a rescan takes less of it. Drop them and rescan."""
 
 # --- TCP -------------------------------------------------------------------------------------------------
 
@@ -324,14 +357,20 @@ PREFETCH_SMALL_FILE_BYTES = 4 * 1024 * 1024
 PREFETCH_WINDOW_MIN_BYTES = EXTENT_BYTES
 """Smallest window of a stream that has shown itself (a younger one has PREFETCH_EVIDENCE_FACTOR times what it read)."""
 
-PREFETCH_STREAM_MAX_BYTES = 128 * 1024 * 1024
-"""How far one stream runs ahead: 10 Gbit/s x 60 ms is 75 MB, 1 Gbit/s x 900 ms is 112 MB. The stream waits."""
+PREFETCH_STREAM_MAX_BYTES = 192 * 1024 * 1024
+"""How far one stream runs ahead: 10 Gbit/s x 60 ms is 75 MB, 1 Gbit/s x 900 ms is 112 MB, and what waits to be read. The stream waits."""
 
 PREFETCH_WINDOWS_MAX_BYTES = 512 * 1024 * 1024
 """How far all active streams run ahead together, shared evenly, never below the smallest window each. They wait."""
 
 PREFETCH_OUTSTANDING_MIN_BYTES = 16 * 1024 * 1024
 """In flight whatever the link was measured at: a low measure may be our own doing. 16 MiB / 60 ms is above 1 Gbit/s."""
+
+PREFETCH_START_BYTES = 16 * 1024 * 1024
+"""A window below this grows fourfold with a late read, above twofold: the first round trips of a file are the dear ones."""
+
+PREFETCH_START_PIECE_BLOCKS = 32
+"""Until then a stream asks for pieces of 128 KiB, spread over the links: a new connection takes five round trips for 1 MiB. Split."""
 
 PREFETCH_EVIDENCE_FACTOR = 8
 """A window is at most so many times what its stream has read in a row: who reads 1 MiB and stops wastes at most 8."""
@@ -411,5 +450,13 @@ UNPACK_THREADS = 2
 
 # --- process ----------------------------------------------------------------------------------------------
 
+COLLECTOR_THRESHOLDS = (20_000, 20, 50)
+"""New objects between two looks of Python's garbage collector, and looks between those at older ones. With the default (700, 10, 10) a
+burst of 100,000 changes has it walk all that lives for 0.2 to 0.4 s again and again, and every read waits; reference counts free
+nearly everything without it."""
+
 HEAP_KEPT_BYTES = 128 * 1024 * 1024
 """Freed memory a daemon keeps for its next buffers. Above it, and once a daemon is idle, it goes back to the kernel."""
+
+EXTENT_BUFFERS_KEPT = 48
+"""Buffers of one extent that a process keeps for the next use. Beyond these each is made anew."""

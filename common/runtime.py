@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from common import limits
+from common.buffers import EXTENT_BUFFERS
 
 ResultT = TypeVar("ResultT")
 
@@ -46,7 +47,8 @@ def keep_freed_memory(trim_threshold_bytes: int) -> None:
 
 
 def give_back_memory() -> None:
-    """Return free heap memory to the kernel (malloc_trim(3)); some milliseconds."""
+    """Return free heap memory to the kernel (malloc_trim(3)), kept buffers too; some milliseconds."""
+    EXTENT_BUFFERS.forget()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
@@ -54,18 +56,23 @@ def give_back_memory() -> None:
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run a daemon's main coroutine on a uvloop event loop until it ends."""
     keep_freed_memory(limits.HEAP_KEPT_BYTES)
+    gc.set_threshold(*limits.COLLECTOR_THRESHOLDS)
     return uvloop.run(main)
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Set ``stop`` at the first SIGTERM or SIGINT; a second one of the same kind kills as usual."""
+    """Set ``stop`` at the first SIGTERM, SIGINT or SIGHUP; a second one of the same kind kills as usual.
+
+    A SIGHUP that is ignored from the start (nohup, a daemon without a terminal) stays ignored.
+    """
     loop = asyncio.get_running_loop()
 
     def on_signal(number: signal.Signals) -> None:
         stop.set()
         loop.remove_signal_handler(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    for number in (signal.SIGTERM, signal.SIGINT, *hangup):
         loop.add_signal_handler(number, on_signal, number)
 
 

@@ -1,8 +1,8 @@
 """The catalog of one dataset: entries with their versions, and a log of numbered changes, in SQLite.
 
-Owns the database file (its lock, its damage, its connections): batches are written on one thread, read on another, and
+Owns the database (its lock, its connections): batches are written on one thread, read on another, and
 each snapshot has a connection whose read transaction shows one revision to its end. Everything outside talks to this
-class; the rows are :mod:`hub.catalog_store`'s business and :mod:`hub.catalog_tables`'.
+class; the rows are :mod:`hub.catalog_store`'s business and :mod:`hub.catalog_tables`', the file :mod:`hub.catalog_file`'s.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from common import limits
-from common.entries import Change, Entry, Kind
+from common.entries import Change
 from common.errors import DiskError, RevisionGone, UsageError
 from common.log import get_logger
 from common.serving.source import Snapshot
-from hub import catalog_tables
+from common.wire.entry_codec import EntryPacker, EntryPage
+from hub import catalog_tables, snapshots
+from hub.catalog_file import open_or_replace, translated
 from hub.catalog_store import Applied, CatalogWriter
-from hub.catalog_tables import ForeignCatalog, Resolved
-from hub.export import join_path
+from hub.catalog_tables import Resolved
 from hub.scan import Listing
-from hub.versions import Evidence, InodeKey
+from hub.versions import Evidence, InodeKey, Known
 
 log = get_logger(__name__)
 _T = TypeVar("_T")
 
-_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_ERROR})
+_MEANWHILE_S = 0.01
 
 
 class Catalog:
@@ -51,18 +52,17 @@ class Catalog:
         self.dataset = dataset
         self._path = path
         self._lock_fd = lock_fd
-        self._database = _open_or_replace(path)
+        self._database = open_or_replace(path)
         try:
-            with _translated(path):
+            with translated(path):
                 self._reader = catalog_tables.connect(path)
-                catalog_id = catalog_tables.read_meta(self._database, "catalog_id")
+                self.catalog_id, self._former_ids = catalog_tables.begin_life(self._database)
                 self._head_revision = catalog_tables.read_number(self._database, "head")
         except BaseException:
             self._database.close()
             raise
-        assert isinstance(catalog_id, bytes)
-        self.catalog_id = catalog_id
         self._store = CatalogWriter(self._database)
+        self._looker = CatalogWriter(self._reader)
         self._write_thread = ThreadPoolExecutor(1, f"catalog-write-{dataset}")
         self._read_thread = ThreadPoolExecutor(1, f"catalog-read-{dataset}")
         self._snapshots: set[_SnapshotPages] = set()
@@ -110,7 +110,7 @@ class Catalog:
         for pages in list(self._snapshots):
             pages.expire()
         self._read_thread.shutdown(wait=True, cancel_futures=True)
-        with _translated(self._path):
+        with translated(self._path):
             self._reader.close()
             self._database.close()
         if self._lock_fd >= 0:
@@ -119,18 +119,26 @@ class Catalog:
 
     # --- writing: called from the watcher's thread ------------------------------------------------------------
 
-    def apply(self, observed: Sequence[Listing], scanned: Iterable[Listing], evidence: Evidence) -> Applied:
+    def apply(
+        self,
+        observed: Sequence[Listing],
+        scanned: Iterable[Listing],
+        evidence: Evidence,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Applied:
         """Bring the entries to what was seen, as one transaction; returns once it is durable and announced.
 
         ``observed``: listings of single names, whose ``edit_ctime`` is judged by ``evidence``. ``scanned``: complete
         listings, parents before children; pulled on the catalog's thread inside the transaction, so it may be a walk of
-        the disk. Blocks. Raises what ``scanned`` raises, nothing applied then.
+        the disk. Blocks, and calls ``meanwhile`` every few milliseconds. Raises what ``scanned`` raises, nothing applied then.
         """
-        return self._on(self._write_thread, lambda: self._apply(observed, scanned, evidence)).result()
+        return _await(self._on(self._write_thread, lambda: self._apply(observed, scanned, evidence)), meanwhile)
 
-    def linked_names(self, paths: Iterable[bytes], inodes: Iterable[InodeKey]) -> set[bytes]:
-        """All names of the files with several links that are known under ``paths`` or are among ``inodes``. Blocks."""
-        return self._on(self._write_thread, lambda: self._store.linked_names(paths, inodes)).result()
+    def linked_names(
+        self, paths: Iterable[bytes], inodes: Iterable[InodeKey], meanwhile: Callable[[], None] | None = None
+    ) -> set[bytes]:
+        """All names of the files with several links that are known under ``paths`` or are among ``inodes``. Blocks, as apply."""
+        return _await(self._on(self._write_thread, lambda: self._store.linked_names(paths, inodes)), meanwhile)
 
     def root_inode(self) -> int | None:
         """The inode number of the directory last scanned as this dataset. Blocks."""
@@ -150,6 +158,10 @@ class Catalog:
     @property
     def head_revision(self) -> int:
         return self._head_revision
+
+    def leads_from(self, catalog_id: bytes, revision: int) -> bool:
+        """Whether revisions of that catalog, up to this one, are ours as well."""
+        return catalog_id == self.catalog_id or revision <= self._former_ids.get(catalog_id, -1)
 
     async def resolve(self, version: bytes, *, fresh: bool = False) -> Resolved | None:
         """Where this version's bytes are; None when no file is of this version. ``fresh``: past the memory, from the database."""
@@ -177,17 +189,30 @@ class Catalog:
             self._on(self._read_thread, lambda: catalog_tables.read_changes(self._reader, revision, limit))
         )
 
-    async def snapshot(self) -> Snapshot:
-        """The tree as of now. It must be read within ``limits.SNAPSHOT_MAX_S``; after that its pages raise RevisionGone."""
+    async def known(self, path: bytes) -> tuple[Known | None, int]:
+        """What the catalog holds of this name, and at which revision that was read."""
+        return await asyncio.wrap_future(self._on(self._read_thread, lambda: self._looker.known_at_head(path)))
+
+    async def named_revision(self, name: str) -> int:
+        """The revision of a named snapshot. Raises RevisionUnavailable."""
+        return await asyncio.wrap_future(
+            self._on(self._read_thread, lambda: snapshots.revision_of(self._reader, self.dataset, name))
+        )
+
+    async def snapshot(self, revision: int | None = None) -> Snapshot:
+        """The tree as of now, or as it was at ``revision``; raises RevisionUnavailable when that is not kept.
+
+        It must be read within ``limits.SNAPSHOT_MAX_S``; after that its pages raise RevisionGone.
+        """
         await self._snapshot_slots.acquire()
         pages = _SnapshotPages(self._path, self._read_thread, self._snapshot_done)
         self._snapshots.add(pages)
         try:
-            revision, entry_count = await pages.begin()
+            found_revision, entry_count = await pages.begin(self.dataset, revision)
         except BaseException:
             pages.expire()
             raise
-        return Snapshot(revision, entry_count, pages)
+        return Snapshot(found_revision, entry_count, pages)
 
     def _snapshot_done(self, pages: _SnapshotPages) -> None:
         if pages in self._snapshots:
@@ -224,7 +249,7 @@ class Catalog:
 
     def _on(self, thread: ThreadPoolExecutor, work: Callable[[], _T]) -> concurrent.futures.Future[_T]:
         def run() -> _T:
-            with _translated(self._path):
+            with translated(self._path):
                 return work()
 
         try:
@@ -251,31 +276,36 @@ class Catalog:
         return applied
 
 
-class _SnapshotPages(AsyncIterator[Sequence[tuple[bytes, Entry]]]):
-    """The pages of one snapshot, from a read transaction of its own. Expires by a timer, whether it is read or forgotten."""
+class _SnapshotPages(AsyncIterator[EntryPage]):
+    """The pages of one snapshot, from a read transaction of its own. Expires by a timer, whether it is read or forgotten.
+
+    Packed on the catalog's thread, one page ahead of the one that is asked for.
+    """
 
     def __init__(self, path: Path, thread: ThreadPoolExecutor, done: Callable[[_SnapshotPages], None]) -> None:
         self._path = path
         self._thread = thread
         self._done = done
         self._database: sqlite3.Connection | None = None
-        self._cursor: sqlite3.Cursor | None = None
-        self._left: list[tuple[bytes, Entry]] = []
+        self._pages: Iterator[EntryPage] | None = None
+        self._ahead: asyncio.Future[EntryPage | None] | None = None
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
 
-    async def begin(self) -> tuple[int, int]:
-        """(revision, how many entries)"""
+    async def begin(self, dataset: str, revision: int | None) -> tuple[int, int]:
+        """(revision, how many entries). Raises RevisionUnavailable."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(limits.SNAPSHOT_MAX_S, self.expire)
-        return await loop.run_in_executor(self._thread, self._begin)
+        return await loop.run_in_executor(self._thread, self._begin, dataset, revision)
 
-    async def __anext__(self) -> Sequence[tuple[bytes, Entry]]:
+    async def __anext__(self) -> EntryPage:
+        loop = asyncio.get_running_loop()
         try:
-            page = await asyncio.get_running_loop().run_in_executor(self._thread, self._next_page)
+            page = await (self._ahead or loop.run_in_executor(self._thread, self._next_page))
+            self._ahead = loop.run_in_executor(self._thread, self._next_page) if page is not None else None
         except RuntimeError as error:  # shut down
             raise DiskError("the catalog was closed while a snapshot was read") from error
-        if not page:
+        if page is None:
             self.expire()
             raise StopAsyncIteration
         return page
@@ -290,42 +320,55 @@ class _SnapshotPages(AsyncIterator[Sequence[tuple[bytes, Entry]]]):
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._ahead is not None:
+            self._ahead.add_done_callback(_look_at)
         with contextlib.suppress(RuntimeError):
             self._thread.submit(self._end)
         self._done(self)
 
-    def _begin(self) -> tuple[int, int]:
-        with _translated(self._path):
-            self._database = catalog_tables.connect(self._path, cache_kib=4096)
-            self._database.execute("PRAGMA query_only = 1")
-            self._database.execute("BEGIN")
-            revision = catalog_tables.read_number(self._database, "head")
-            return revision, catalog_tables.read_number(self._database, "entry_count")
+    def _begin(self, dataset: str, revision: int | None) -> tuple[int, int]:
+        with translated(self._path):
+            database = self._database = catalog_tables.connect(self._path, cache_kib=4096)
+            database.execute("PRAGMA query_only = 1")
+            database.execute("BEGIN")
+            if revision is None:
+                revision = catalog_tables.read_number(database, "head")
+            entry_count = snapshots.require(database, dataset, revision)
+            self._pages = _packed(snapshots.tree_rows(database, revision))
+            return revision, entry_count
 
-    def _next_page(self) -> list[tuple[bytes, Entry]]:
-        if self._database is None or self._closed:
+    def _next_page(self) -> EntryPage | None:
+        if self._pages is None or self._closed:
             raise RevisionGone(f"a snapshot must be read within {limits.SNAPSHOT_MAX_S:.0f} s; take a new one")
-        with _translated(self._path):
-            if self._cursor is None:
-                self._cursor = self._database.execute(catalog_tables.SNAPSHOT_QUERY)
-            if not self._left:
-                self._left = [
-                    (join_path(row[0], row[1]), Entry(Kind(row[2]), *row[3:]))
-                    for row in self._cursor.fetchmany(limits.SNAPSHOT_PAGE_MAX_ENTRIES)
-                ]
-        page_bytes = 0
-        for count, (path, entry) in enumerate(self._left):
-            page_bytes += len(path) + len(entry.target)
-            if page_bytes > limits.SNAPSHOT_PAGE_MAX_BYTES and count:
-                page, self._left = self._left[:count], self._left[count:]
-                return page
-        page, self._left = self._left, []
-        return page
+        with translated(self._path):
+            return next(self._pages, None)
 
     def _end(self) -> None:
+        self._pages = None
         if self._database is not None:
             self._database.close()
-            self._database = self._cursor = None
+            self._database = None
+
+
+def _packed(rows: sqlite3.Cursor) -> Iterator[EntryPage]:
+    packer = EntryPacker(limits.FEED_FRAME_MAX_ENTRIES)
+    while some := rows.fetchmany(limits.FEED_FRAME_MAX_ENTRIES):
+        yield from packer.add(some)
+    last = packer.flush()
+    if last:
+        yield last
+
+
+def _look_at(future: asyncio.Future[EntryPage | None]) -> None:
+    """A page nobody will ask for: its error is nobody's either."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _await(work: concurrent.futures.Future[_T], meanwhile: Callable[[], None] | None) -> _T:
+    while meanwhile is not None and not concurrent.futures.wait([work], _MEANWHILE_S).done:
+        meanwhile()
+    return work.result()
 
 
 def _wake(future: asyncio.Future[None], error: BaseException | None) -> None:
@@ -339,61 +382,3 @@ def _wake(future: asyncio.Future[None], error: BaseException | None) -> None:
 
     with contextlib.suppress(RuntimeError):  # its loop has ended, and nobody waits
         future.get_loop().call_soon_threadsafe(settle)
-
-
-@contextlib.contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise DiskError(f"the catalog {path} failed: {error}; see that its disk has room and is sound") from error
-
-
-def _open_or_replace(path: Path) -> sqlite3.Connection:
-    try:
-        return _open_sound(path)
-    except ForeignCatalog as error:
-        kept_as = _move_aside(path)
-        log.error("catalog unusable, moved aside; a fresh one is made", reason=str(error), kept_as=str(kept_as))
-        return _open_sound(path)
-
-
-def _open_sound(path: Path) -> sqlite3.Connection:
-    """Raises ForeignCatalog when the file is damaged or not ours, UsageError when it cannot be opened."""
-    try:
-        # SQLite would create it readable for all; its journal files take over this mode.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        is_new = path.stat().st_size == 0
-        database = catalog_tables.connect(path)
-    except OSError as error:
-        raise UsageError(f"cannot open the catalog {path}: {error.strerror}") from error
-    except sqlite3.Error as error:
-        raise _judged(path, error) from error
-    try:
-        if is_new:
-            catalog_tables.create(database)
-        catalog_tables.inspect(database)
-    except sqlite3.Error as error:
-        database.close()
-        raise _judged(path, error) from error
-    except BaseException:
-        database.close()
-        raise
-    return database
-
-
-def _judged(path: Path, error: sqlite3.Error) -> Exception:
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
-        return ForeignCatalog(str(error))
-    return UsageError(f"cannot open the catalog {path}: {error}")
-
-
-def _move_aside(path: Path) -> Path:
-    number = 1
-    while path.with_name(f"{path.name}.broken-{number}").exists():
-        number += 1
-    kept_as = path.with_name(f"{path.name}.broken-{number}")
-    for suffix in ("-wal", "-shm", ""):
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{path}{suffix}", f"{kept_as}{suffix}")
-    return kept_as

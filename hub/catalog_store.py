@@ -1,7 +1,7 @@
 """The one writer to the catalog's tables: listings go in, rows and numbered changes come out. Synchronous.
 
 A batch is one transaction. Within a batch changes come first and removals last, so that a renamed file is never
-missing in between.
+missing in between. What an entry was before goes to the past (hub.past).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from common import limits
-from hub.catalog_tables import read_number, write_meta
+from hub.catalog_tables import drop_indexes, make_indexes, read_number, write_meta
 from hub.export import join_path, split_path
+from hub.past import BELOW, PastKeeper
 from hub.scan import Listing
 from hub.versions import (
     DIRECTORY,
@@ -22,18 +23,18 @@ from hub.versions import (
     InodeKey,
     Judgement,
     Known,
-    entry_of,
     inode_key,
     judge,
+    same_entry,
     version_of,
 )
 
 _FLUSH_ROWS = 2000
 _FACTS = "kind, mode, size_bytes, mtime_ns, inode, ctime_ns, device, link_count, target"
-_KNOWN = f"{_FACTS}, edit_ctime_ns, version"
+_KNOWN = f"{_FACTS}, edit_ctime_ns, version, since"
 _FACTS_COUNT = len(Facts._fields)
 
-_UPSERT = f"INSERT OR REPLACE INTO entries (directory, name, {_KNOWN}) VALUES ({', '.join('?' * 13)})"
+_UPSERT = f"INSERT OR REPLACE INTO entries (directory, name, {_KNOWN}) VALUES ({', '.join('?' * 14)})"
 _LOG = "INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -76,6 +77,14 @@ class CatalogWriter:
             (parent, name),
         ).fetchone()
         return _known(row) if row else None
+
+    def known_at_head(self, path: bytes) -> tuple[Known | None, int]:
+        """As :meth:`known`, with the revision it is of."""
+        self._database.execute("BEGIN")
+        try:
+            return self.known(path), read_number(self._database, "head")
+        finally:
+            self._database.execute("COMMIT")
 
     def apply(self, observed: Sequence[Listing], scanned: Iterable[Listing], evidence: Evidence) -> Applied:
         """One batch: names looked at one by one, judged by ``evidence``, then whole directories as they were scanned."""
@@ -124,14 +133,18 @@ class CatalogWriter:
 
 
 def _known(row: tuple[object, ...]) -> Known:
-    return Known(Facts(*row[:_FACTS_COUNT]), row[-2], row[-1])  # type: ignore[arg-type]
+    return Known(Facts(*row[:_FACTS_COUNT]), *row[_FACTS_COUNT:])  # type: ignore[arg-type]
 
 
 class _Doom(NamedTuple):
-    """``removed``: the name itself goes, and the log says so; else it became something else. ``subtree``: rows lie below."""
+    """``removed``: the name itself goes, and the log says so; else it became something else, at ``revision``.
+
+    ``subtree``: rows lie below.
+    """
 
     removed: bool
     subtree: bool
+    revision: int = 0
 
 
 class _Batch:
@@ -144,10 +157,12 @@ class _Batch:
         self._entry_count = read_number(database, "entry_count")
         # On a first scan there is nothing that a new name could have been before.
         self._had_files = database.execute(f"SELECT 1 FROM entries WHERE kind = {FILE} LIMIT 1").fetchone() is not None
+        self._indexed = True
         self._directory_ids: dict[bytes, int | None] = {}
         self._rows: list[tuple[object, ...]] = []
         self._unflushed: set[bytes] = set()
         self._log: list[tuple[object, ...]] = []
+        self._past = PastKeeper(database, self._first_head)
         # Rows go at the end: until then a renamed file's old row says what it was.
         self._doomed: dict[bytes, _Doom] = {}
         self._displaced: dict[int, Known] = {}
@@ -165,6 +180,9 @@ class _Batch:
         edited = self._judgement.edited
         if rows == entries and not edited and not self._doomed:
             return  # what a rescan finds nearly everywhere, and compared in C
+        if not rows and not self._had_files and not edited and not self._doomed and listing.complete:
+            self._insert_all(directory_id, listing)
+            return
         for name in sorted(entries):
             facts, row = entries[name], rows.get(name)
             path = join_path(listing.path, name)
@@ -173,7 +191,7 @@ class _Batch:
                     self._doomed[path] = _Doom(removed=True, subtree=row[0] == DIRECTORY)
             elif row is None or row != facts or (edited and inode_key(facts) in edited):
                 known = None if row is None else self._read_known(directory_id, name)
-                self._upsert(directory_id, path, name, facts, known)
+                self._upsert(directory_id, listing.path, path, name, facts, known)
             elif self._doomed and path in self._doomed and self._doomed[path].removed:
                 del self._doomed[path]  # looked at twice in this batch: it is there after all
         if listing.complete:
@@ -181,8 +199,37 @@ class _Batch:
                 doom = _Doom(removed=True, subtree=rows[name][0] == DIRECTORY)
                 self._doomed[join_path(listing.path, name)] = doom
 
+    def _insert_all(self, directory_id: int, listing: Listing) -> None:
+        """A directory of a first scan: all of it is new, and nothing can be told of it but what was seen."""
+        if self._indexed and self._entry_count == 0:
+            drop_indexes(self._database)  # nearly all rows are still to come
+            self._indexed = False
+        prefix = listing.path + b"/" if listing.path else b""
+        revision = self._head
+        rows, logged = self._rows, self._log
+        keeps_log = revision - self._first_head + len(listing.entries) <= limits.CHANGE_LOG_MAX_CHANGES
+        for name, facts in sorted(listing.entries.items()):
+            assert facts is not None
+            revision += 1
+            kind, mode, size_bytes, mtime_ns, _, ctime_ns, _, link_count, target = facts
+            edit_ctime_ns, version = 0, b""
+            if kind == FILE:
+                edit_ctime_ns, version = ctime_ns, version_of(facts, ctime_ns)
+                if link_count > 1:
+                    self.shared.add(inode_key(facts))
+            elif kind == DIRECTORY:
+                self._make_directory(prefix + name)
+            rows.append((directory_id, name, *facts, edit_ctime_ns, version, revision))
+            if keeps_log:
+                logged.append((revision, prefix + name, kind, mode, size_bytes, mtime_ns, version, target))
+        self._head = revision
+        self._entry_count += len(listing.entries)
+        self._unflushed.add(listing.path)
+
     def finish(self) -> Applied:
         self._flush()
+        if not self._indexed:
+            make_indexes(self._database)
         # Parents sort before what lies below them, so one look at the last removed path tells.
         removed_dir: bytes | None = None
         for path in sorted(self._doomed, key=lambda path: path.split(b"/")):
@@ -215,7 +262,9 @@ class _Batch:
         )
         return _known(row.fetchone())
 
-    def _upsert(self, directory_id: int, path: bytes, name: bytes, facts: Facts, known: Known | None) -> None:
+    def _upsert(
+        self, directory_id: int, parent: bytes, path: bytes, name: bytes, facts: Facts, known: Known | None
+    ) -> None:
         doom = self._doomed.pop(path, None)
         if doom is not None and not doom.removed:
             self._delete(path, doom)  # directory, then a file, now again something else: nothing below survived that
@@ -227,20 +276,26 @@ class _Batch:
                 self.shared.add(inode_key(facts))
         elif facts.kind == DIRECTORY and (known is None or known.facts.kind != DIRECTORY):
             self._make_directory(path)
+        changed = known is None or not same_entry(known.facts, known.version, facts, version)
+        self._head += changed
+        since = self._head
         if known is not None:
             old = known.facts
             if old.kind == DIRECTORY and facts.kind != DIRECTORY:
-                self._doomed[path] = _Doom(removed=False, subtree=True)
+                self._doomed[path] = _Doom(removed=False, subtree=True, revision=self._head)
             elif old.kind == FILE:
                 self._forget_version(known.version)
                 if old.inode != facts.inode and known.edit_ctime_ns != old.ctime_ns:
                     self._displaced[old.inode] = known
-        self._rows.append((directory_id, name, *facts, edit_ctime_ns, version))
-        self._unflushed.add(split_path(path)[0])
-        if known is None:
+            if changed:
+                self._past.keep(parent, name, known, self._head)
+            else:
+                since = known.since
+        else:
             self._entry_count += 1
-        if known is None or entry_of(known.facts, known.version) != entry_of(facts, version):
-            self._head += 1
+        self._rows.append((directory_id, name, *facts, edit_ctime_ns, version, since))
+        self._unflushed.add(parent)
+        if changed:
             self._log.append(
                 (self._head, path, facts.kind, facts.mode, facts.size_bytes, facts.mtime_ns, version, facts.target)
             )
@@ -289,9 +344,10 @@ class _Batch:
 
     def _delete(self, path: bytes, doom: _Doom) -> None:
         if doom.subtree:
-            below = "SELECT id FROM directories WHERE path = ? OR (path > ? AND path < ?)"
+            below = f"SELECT id FROM directories WHERE {BELOW}"
             bounds = (path, path + b"/", path + b"0")  # "0" is the byte after "/"
-            files = f"SELECT version FROM entries WHERE directory IN ({below}) AND kind = {FILE} LIMIT ?"
+            self._past.keep_below(bounds, doom.revision or self._head + 1)
+            files = f"SELECT version FROM entries WHERE directory IN ({below}) AND kind = {FILE} LIMIT ?4"
             for (version,) in self._database.execute(files, (*bounds, limits.HUB_RESOLVE_CACHE_MAX_VERSIONS + 1)):
                 self._forget_version(version)
             shared = (
@@ -300,16 +356,19 @@ class _Batch:
             self.shared.update(self._database.execute(shared, bounds))
             gone = self._database.execute(f"DELETE FROM entries WHERE directory IN ({below})", bounds)
             self._entry_count -= gone.rowcount
-            self._database.execute("DELETE FROM directories WHERE path = ? OR (path > ? AND path < ?)", bounds)
+            self._database.execute(f"DELETE FROM directories WHERE {BELOW}", bounds)
             self._directory_ids.clear()
         if doom.removed:
             parent, name = split_path(path)
-            place = (self._directory_id(parent), name)
-            row = self._database.execute("SELECT version FROM entries WHERE directory = ? AND name = ?", place)
-            self._forget_version(row.fetchone()[0])
+            directory_id = self._directory_id(parent)
+            assert directory_id is not None
+            place = (directory_id, name)
+            known = self._read_known(*place)
+            self._forget_version(known.version)
             self._database.execute("DELETE FROM entries WHERE directory = ? AND name = ?", place)
             self._entry_count -= 1
             self._head += 1
+            self._past.keep(parent, name, known, self._head)
             self._log.append((self._head, path, None, None, None, None, None, None))
 
     def _forget_version(self, version: bytes) -> None:
@@ -322,6 +381,7 @@ class _Batch:
         if self._rows:
             self._database.executemany(_UPSERT, self._rows)
             self._rows.clear()
+        self._past.flush()
         self._unflushed.clear()
         # A batch larger than the log would be trimmed again at once: keep its tail only if it can be whole.
         if self._head - self._first_head <= limits.CHANGE_LOG_MAX_CHANGES:
@@ -337,6 +397,7 @@ class _Batch:
         if floor > read_number(self._database, "floor"):
             self._database.execute("DELETE FROM changes WHERE revision <= ?", (floor,))
             write_meta(self._database, "floor", floor)
+        self._past.trim(floor, self._head)
         write_meta(self._database, "head", self._head)
         write_meta(self._database, "entry_count", self._entry_count)
 

@@ -1,8 +1,10 @@
 """The catalog's tables, and what is read from them.
 
 Directories have a row with their whole path; entries hang below it, so that a tree's order (a parent before its
-children, siblings sorted, grouped by directory) is the order of two keys. Functions take a connection, and let
-``sqlite3.Error`` out: hub.catalog translates it.
+children, siblings sorted, grouped by directory) is the order of two keys. ``since`` is the revision at which an entry
+became what it is; what it was before stands in ``past`` with the revision at which that ended, as long as a named
+snapshot or the change log still reaches back to it (hub.past): so a tree of an earlier revision costs the rows that
+changed since, not a copy. Functions take a connection, and let ``sqlite3.Error`` out: hub.catalog translates it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,26 @@ from hub.export import join_path
 from hub.versions import FILE, Identity
 
 APPLICATION_ID = 0x48524341  # "HRCA"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+_PAST_SCHEMA = """
+CREATE TABLE past (
+    directory BLOB NOT NULL, name BLOB NOT NULL, since INTEGER NOT NULL, until INTEGER NOT NULL,
+    kind INTEGER NOT NULL, mode INTEGER NOT NULL, size_bytes INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
+    version BLOB NOT NULL, target BLOB NOT NULL,
+    PRIMARY KEY (directory, name, since)
+) WITHOUT ROWID;
+CREATE INDEX past_by_until ON past (until);
+CREATE TABLE former_ids (catalog_id BLOB PRIMARY KEY, last_revision INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE snapshots (
+    name TEXT PRIMARY KEY, revision INTEGER NOT NULL, entry_count INTEGER NOT NULL, created_s REAL NOT NULL
+) WITHOUT ROWID;
+"""
+
+_INDEXES = f"""
+CREATE INDEX entries_by_version ON entries (version) WHERE kind = {FILE};
+CREATE INDEX entries_by_inode ON entries (inode) WHERE kind = {FILE};
+"""
 
 _SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
@@ -27,19 +48,28 @@ CREATE TABLE entries (
     directory INTEGER NOT NULL, name BLOB NOT NULL,
     kind INTEGER NOT NULL, mode INTEGER NOT NULL, size_bytes INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
     inode INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, device INTEGER NOT NULL, link_count INTEGER NOT NULL,
-    target BLOB NOT NULL, edit_ctime_ns INTEGER NOT NULL, version BLOB NOT NULL,
+    target BLOB NOT NULL, edit_ctime_ns INTEGER NOT NULL, version BLOB NOT NULL, since INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (directory, name)
 ) WITHOUT ROWID;
-CREATE INDEX entries_by_version ON entries (version) WHERE kind = {FILE};
-CREATE INDEX entries_by_inode ON entries (inode) WHERE kind = {FILE};
+{_INDEXES}
 CREATE TABLE changes (
     revision INTEGER PRIMARY KEY, path BLOB NOT NULL,
     kind INTEGER, mode INTEGER, size_bytes INTEGER, mtime_ns INTEGER, version BLOB, target BLOB
 );
+{_PAST_SCHEMA}
 INSERT INTO directories VALUES (1, x'');
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
+
+_FROM_1 = f"""
+ALTER TABLE entries ADD COLUMN since INTEGER NOT NULL DEFAULT 0;
+{_PAST_SCHEMA}
+INSERT INTO meta VALUES ('past_floor', (SELECT value FROM meta WHERE key = 'head'));
+INSERT INTO meta VALUES ('past_rows', 0);
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+"""Rows of a catalog of schema 1 count as old as the log: trees from before the migration cannot be given."""
 
 
 class Resolved(NamedTuple):
@@ -53,9 +83,11 @@ class ForeignCatalog(Exception):
     """The file is not a catalog of this schema, or is damaged."""
 
 
-def connect(path: Path, cache_kib: int = 65536) -> sqlite3.Connection:
-    """A connection that any one thread at a time may use, in autocommit mode."""
-    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=64)
+def connect(path: Path, cache_kib: int = 65536, timeout_s: float = 10.0) -> sqlite3.Connection:
+    """A connection that any one thread at a time may use, in autocommit mode. ``timeout_s``: how long to wait for a lock."""
+    database = sqlite3.connect(
+        path, isolation_level=None, check_same_thread=False, timeout=timeout_s, cached_statements=64
+    )
     database.execute("PRAGMA journal_mode = WAL")
     # FULL: a revision that a spoke has seen must survive a power cut, or the next one would reuse its number.
     database.execute("PRAGMA synchronous = FULL")
@@ -65,21 +97,69 @@ def connect(path: Path, cache_kib: int = 65536) -> sqlite3.Connection:
 
 def create(database: sqlite3.Connection) -> None:
     database.execute("BEGIN IMMEDIATE")
-    for statement in _SCHEMA.split(";"):
-        if statement.strip():
-            database.execute(statement)
-    values = {"catalog_id": os.urandom(16), "head": 0, "floor": 0, "entry_count": 0}
+    _execute_all(database, _SCHEMA)
+    values = {
+        "catalog_id": os.urandom(16), "head": 0, "floor": 0, "entry_count": 0, "past_floor": 0, "past_rows": 0,
+    }  # fmt: skip
     database.executemany("INSERT INTO meta VALUES (?, ?)", list(values.items()))
     database.execute("COMMIT")
 
 
-def inspect(database: sqlite3.Connection) -> None:
-    """Raises ForeignCatalog unless this is a sound catalog of our schema."""
+def begin_life(database: sqlite3.Connection) -> tuple[bytes, dict[bytes, int]]:
+    """Take a new catalog id: (the new one, former ones with the last revision that was given under each).
+
+    A database put back from a backup counts on from where the backup was: under the same id, its next revisions could
+    not be told from others with the same numbers that spokes have seen.
+    """
+    database.execute("BEGIN IMMEDIATE")
+    catalog_id = os.urandom(16)
+    database.execute(
+        "INSERT OR REPLACE INTO former_ids VALUES (?, ?)",
+        (read_meta(database, "catalog_id"), read_number(database, "head")),
+    )
+    database.execute("DELETE FROM former_ids WHERE last_revision < ?", (read_number(database, "floor"),))
+    write_meta(database, "catalog_id", catalog_id)
+    former = dict(database.execute("SELECT catalog_id, last_revision FROM former_ids"))
+    database.execute("COMMIT")
+    return catalog_id, former
+
+
+def migrate(database: sqlite3.Connection) -> None:
+    """Bring a catalog of an earlier schema to this one, in one transaction."""
+    found = (
+        database.execute("PRAGMA application_id").fetchone()[0],
+        database.execute("PRAGMA user_version").fetchone()[0],
+    )
+    if found == (APPLICATION_ID, 1):
+        database.execute("BEGIN IMMEDIATE")
+        _execute_all(database, _FROM_1)
+        database.execute("COMMIT")
+
+
+def drop_indexes(database: sqlite3.Connection) -> None:
+    """Before a first scan: built at its end, in order, they cost a third."""
+    for name in ("entries_by_version", "entries_by_inode"):
+        database.execute(f"DROP INDEX {name}")
+
+
+def make_indexes(database: sqlite3.Connection) -> None:
+    _execute_all(database, _INDEXES)
+
+
+def _execute_all(database: sqlite3.Connection, script: str) -> None:
+    """Unlike executescript, inside the transaction at hand."""
+    for statement in script.split(";"):
+        if statement.strip():
+            database.execute(statement)
+
+
+def inspect(database: sqlite3.Connection, *, quick: bool = False) -> None:
+    """Raises ForeignCatalog unless this is a sound catalog of our schema. ``quick``: without reading all of it."""
     application_id = database.execute("PRAGMA application_id").fetchone()[0]
     schema_version = database.execute("PRAGMA user_version").fetchone()[0]
     if (application_id, schema_version) != (APPLICATION_ID, SCHEMA_VERSION):
         raise ForeignCatalog(f"application {application_id:#x} schema {schema_version}")
-    verdict = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+    verdict = "ok" if quick else database.execute("PRAGMA quick_check(1)").fetchone()[0]
     if verdict != "ok":
         raise ForeignCatalog(str(verdict))
     catalog_id = read_meta(database, "catalog_id")
@@ -96,8 +176,13 @@ def write_meta(database: sqlite3.Connection, key: str, value: object) -> None:
     database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
 
-def read_number(database: sqlite3.Connection, key: Literal["head", "floor", "entry_count"]) -> int:
-    """``head``: the last revision; ``floor``: the one the log begins after; ``entry_count``: entries at the head."""
+def read_number(
+    database: sqlite3.Connection, key: Literal["head", "floor", "entry_count", "past_floor", "past_rows"]
+) -> int:
+    """``head``: the last revision; ``floor``: the one the log begins after; ``entry_count``: entries at the head.
+
+    ``past_floor``: trees from this revision on can be given whether a snapshot names them or not; ``past_rows``: rows in past.
+    """
     number = read_meta(database, key)
     assert isinstance(number, int)
     return number
@@ -127,10 +212,3 @@ def read_changes(database: sqlite3.Connection, revision: int, limit: int) -> lis
     finally:
         database.execute("COMMIT")
     return [Change(row[0], row[1], None if row[2] is None else Entry(Kind(row[2]), *row[3:])) for row in rows]
-
-
-# CROSS JOIN fixes the loop order: directories by path, each with its names in order, no sort.
-SNAPSHOT_QUERY = (
-    "SELECT d.path, e.name, e.kind, e.mode, e.size_bytes, e.mtime_ns, e.version, e.target"
-    " FROM directories d CROSS JOIN entries e ON e.directory = d.id ORDER BY d.path, e.name"
-)

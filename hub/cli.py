@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from common import __version__
 from common.config import load
-from common.errors import HeadraceError
+from common.errors import HeadraceError, UsageError
 from common.log import configure
 from common.terminal import exit_codes
 from common.units import format_rate, format_size
-from hub.config import DEFAULT_METRICS_PORT, HubSettings
+from hub.config import DEFAULT_METRICS_PORT, HubSettings, default_state_dir
+
+if TYPE_CHECKING:
+    from hub.snapshots import NamedSnapshot
 
 app = typer.Typer(
     help="Serve tokenized datasets beside the data to spokes far away.", no_args_is_help=True, add_completion=True
@@ -80,6 +84,8 @@ def status(
             facts = json.load(response)
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise HeadraceError(f"no hub answers at {metrics}: {getattr(error, 'reason', error)}") from None
+    if not isinstance(facts, dict) or "listen" not in facts:
+        raise UsageError(f"what answers at {metrics} is not a hub; give the hub's --metrics address")
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
         return
@@ -96,6 +102,77 @@ def status(
         )
     limit = facts["rate_limit_bytes_per_s"]
     typer.echo(f"  rate limit: {format_rate(limit) if limit else 'none'}")
+
+
+snapshot_app = typer.Typer(help="Name the tree as it is now, so that mounts can stay at it.", no_args_is_help=True)
+app.add_typer(snapshot_app, name="snapshot")
+SnapshotName = Annotated[str, typer.Argument(help="Of the snapshot.", show_default=False)]
+DatasetName = Annotated[
+    str | None, typer.Option("--dataset", help="The dataset's name; may be left out when the state directory has one.")
+]
+StateDir = Annotated[
+    Path,
+    typer.Option(
+        help="Where the hub keeps its catalogs.", envvar="HEADRACE_STATE_DIR", default_factory=default_state_dir
+    ),
+]
+
+
+def _dataset(name: str | None, state_dir: Path) -> str:
+    from hub import snapshots
+
+    found = snapshots.datasets_in(state_dir)
+    if name is not None:
+        return name
+    if len(found) != 1:
+        raise UsageError(f"--dataset is needed: {state_dir} has catalogs of {', '.join(found) or 'no dataset'}")
+    return found[0]
+
+
+def _line(snapshot: NamedSnapshot) -> str:
+    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.created_s))
+    return f"{snapshot.name}  revision {snapshot.revision}, {snapshot.entry_count} names, made {made}"
+
+
+@snapshot_app.command("create")
+@exit_codes
+def snapshot_create(name: SnapshotName, state_dir: StateDir, dataset: DatasetName = None) -> None:
+    """Name the tree that the hub's catalog holds now, whether the hub is running or not. Copies nothing."""
+    from hub import snapshots
+
+    with snapshots.opened(state_dir, _dataset(dataset, state_dir)) as database:
+        made = snapshots.create(database, name, time.time())
+    typer.echo(_line(made))
+
+
+@snapshot_app.command("list")
+@exit_codes
+def snapshot_list(
+    state_dir: StateDir,
+    dataset: DatasetName = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """The snapshots of a dataset, oldest first."""
+    from hub import snapshots
+
+    with snapshots.opened(state_dir, _dataset(dataset, state_dir), write=False) as database:
+        found = snapshots.list_all(database)
+    if as_json:
+        typer.echo(json.dumps([snapshot._asdict() for snapshot in found], indent=1))
+        return
+    for snapshot in found:
+        typer.echo(_line(snapshot))
+
+
+@snapshot_app.command("drop")
+@exit_codes
+def snapshot_drop(name: SnapshotName, state_dir: StateDir, dataset: DatasetName = None) -> None:
+    """Forget a snapshot and what only it kept. Mounts that are at it stay so; new ones cannot be."""
+    from hub import snapshots
+
+    with snapshots.opened(state_dir, _dataset(dataset, state_dir)) as database:
+        dropped = snapshots.drop(database, name)
+    typer.echo(f"dropped {_line(dropped)}")
 
 
 def main() -> None:

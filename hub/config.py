@@ -8,11 +8,19 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from common.config import Address, DurationS, RateBytesPerS, Settings
+from common.config import Address, DurationS, RateBytesPerS, Settings, parse_dataset_name
+from common.errors import UsageError
 from common.serving.packing import Compression
 
 DEFAULT_PORT = 7420
 DEFAULT_METRICS_PORT = 9420
+
+
+def _check_name(name: str) -> None:
+    try:
+        parse_dataset_name(name)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
 
 
 def default_state_dir() -> Path:
@@ -50,11 +58,10 @@ class HubSettings(Settings):
             if len(pair) != 2 or not pair[0] or not str(pair[1]):
                 raise ValueError(f"{'='.join(map(str, pair))!r} is not NAME=DIR, for example c4=/data/c4")
             name, directory = str(pair[0]), Path(pair[1])
-            if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(name) > 100:
-                raise ValueError(f"dataset name {name!r}: letters, digits, '-', '_' and '.', at most 100")
+            _check_name(name)
             if name in datasets:
                 raise ValueError(f"dataset {name!r} is given twice: {datasets[name]} and {directory}")
-            datasets[name] = directory
+            datasets[name] = directory.absolute()
         if not datasets:
             raise ValueError("no dataset; give at least one NAME=DIR")
         return datasets

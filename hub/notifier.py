@@ -1,6 +1,8 @@
 """Holds the inotify descriptor: watches directories as they are scanned, and gathers their events into a burst.
 
-What it cannot watch it counts and says, so that rescans make up for it. Used by one thread at a time.
+What it cannot watch it counts and says, so that rescans make up for it. Used by one thread at a time, but for
+:meth:`Notifier.drain` and :meth:`Notifier.watch`: while one thread looks at names or walks the disk, another may go on
+emptying the kernel's queue, which holds some 16,000 events and forgets the rest.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import contextlib
 import errno
 import os
 import select
+import threading
 from collections.abc import Callable
 
 from inotify_simple import INotify, parse_events
@@ -34,6 +37,7 @@ class Notifier:
         self._inotify: INotify | None = None
         self._watches = WatchMap()
         self._out_of_watches = False
+        self._guard = threading.Lock()
         self.burst = Burst()
         self.unwatched = 0
         self.root_suspect = False
@@ -75,13 +79,14 @@ class Notifier:
         if self._inotify is None:
             self.unwatched += 1
             return
-        try:
-            # By descriptor: the directory that will be listed, whatever its name points to by now.
-            watch = self._inotify.add_watch(f"/proc/self/fd/{fd}", WATCH_MASK)
-        except OSError as error:
-            self._watch_failed(path, error)
-        else:
-            self._watches.add(watch, path)
+        with self._guard:
+            try:
+                # By descriptor: the directory that will be listed, whatever its name points to by now.
+                watch = self._inotify.add_watch(f"/proc/self/fd/{fd}", WATCH_MASK)
+            except OSError as error:
+                self._watch_failed(path, error)
+            else:
+                self._watches.add(watch, path)
         self.drain()  # a long scan must not let the kernel's queue overflow
 
     def wait(self, wake_fd: int, timeout_s: float | None) -> None:
@@ -101,14 +106,15 @@ class Notifier:
         """Take what events there are into :attr:`burst`, without waiting."""
         if self._inotify is None:
             return
-        for _ in range(_READS_PER_DRAIN):
-            try:
-                data = os.read(self._inotify.fileno(), _READ_BYTES)
-            except BlockingIOError:
-                return
-            now_s = self._clock()
-            for watch, mask, cookie, name in parse_events(data):
-                self._note(watch, mask, cookie, os.fsencode(name), now_s)
+        with self._guard:
+            for _ in range(_READS_PER_DRAIN):
+                try:
+                    data = os.read(self._inotify.fileno(), _READ_BYTES)
+                except BlockingIOError:
+                    return
+                now_s = self._clock()
+                for watch, mask, cookie, name in parse_events(data):
+                    self._note(watch, mask, cookie, os.fsencode(name), now_s)
 
     def take_burst(self) -> Burst:
         burst, self.burst = self.burst, Burst()

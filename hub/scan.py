@@ -14,6 +14,7 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from common.entries import PATH_MAX_BYTES
 from common.log import get_logger
@@ -25,6 +26,7 @@ log = get_logger(__name__)
 _FS_ENCODING = sys.getfilesystemencoding()
 _OPEN_ANCESTORS_MAX = 32
 """Descriptors of directories just listed: their children open relative to them, so depth does not cost its square."""
+_NAMES_BETWEEN = 256
 _COMPLAINTS_MAX = 1000
 """Paths remembered as complained about, so that each is logged once and not at every rescan."""
 
@@ -48,16 +50,31 @@ class Listing:
     unknown: set[bytes] = field(default_factory=set)
 
 
+class Look(NamedTuple):
+    """``facts``: None when nothing that is served stands there."""
+
+    facts: Facts | None
+
+
 class DirectoryVanished(Exception):
     """The directory to look into is not there (any more)."""
 
 
 class Scanner:
-    """``on_directory(path, fd)`` is called before a directory is listed: the place to watch it, so that nothing falls between."""
+    """``on_directory(path, fd)`` is called before a directory is listed: the place to watch it, so that nothing falls between.
 
-    def __init__(self, export: Export, on_directory: Callable[[bytes, int], None] | None = None) -> None:
+    ``meanwhile`` is called between names when single names are looked at, of which there may be many.
+    """
+
+    def __init__(
+        self,
+        export: Export,
+        on_directory: Callable[[bytes, int], None] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         self._export = export
         self._on_directory = on_directory
+        self._meanwhile = meanwhile
         self._complaints: set[bytes] = set()
         self._said_skipped: set[str] = set()
         self.skipped: Counter[str] = Counter()
@@ -112,7 +129,9 @@ class Scanner:
             listing.unknown.update(names)
             return listing
         try:
-            for name in names:
+            for number, name in enumerate(names):
+                if number % _NAMES_BETWEEN == 0:
+                    self._meanwhile()
                 try:
                     seen = os.stat(name, dir_fd=fd, follow_symlinks=False)
                     facts = self._facts(fd, path, name, seen)
@@ -127,6 +146,15 @@ class Scanner:
         finally:
             os.close(fd)
         return listing
+
+    def look_at(self, path: bytes) -> Look | None:
+        """What stands at this name now; None when it could not be looked at, or not where it should be."""
+        parent, name = split_path(path)
+        try:
+            listing = self.observe(parent, [name])
+        except DirectoryVanished:
+            return Look(None)
+        return Look(listing.entries[name]) if name in listing.entries else None
 
     def observe_paths(self, paths: set[bytes]) -> list[Listing]:
         """Look at exactly these names; where their directory is gone, at the nearest name above that tells. Parents first."""

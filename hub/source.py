@@ -10,13 +10,14 @@ from types import TracebackType
 
 from common.blocks import BlockRange
 from common.entries import Change
-from common.errors import DiskError, HeadraceError, UsageError
+from common.errors import DiskError, HeadraceError, SourceReadError, UsageError
 from common.log import get_logger
 from common.serving.source import Extent, Snapshot
 from hub.catalog import Catalog
 from hub.catalog_tables import Resolved
 from hub.export import Export
 from hub.reader import Reader
+from hub.scan import Scanner
 from hub.watcher import Watcher, WatcherSettings, WatcherStatus
 
 log = get_logger(__name__)
@@ -107,8 +108,14 @@ class HubSource:
     def head_revision(self) -> int:
         return self._catalog.head_revision
 
-    async def snapshot(self) -> Snapshot:
-        return await self._catalog.snapshot()
+    def leads_from(self, catalog_id: bytes, revision: int) -> bool:
+        return self._catalog.leads_from(catalog_id, revision)
+
+    async def snapshot(self, revision: int | None = None) -> Snapshot:
+        return await self._catalog.snapshot(revision)
+
+    async def named_revision(self, name: str) -> int:
+        return await self._catalog.named_revision(name)
 
     async def changes_since(self, revision: int, limit: int) -> list[Change]:
         return await self._catalog.changes_since(revision, limit)
@@ -116,6 +123,19 @@ class HubSource:
     async def wait_beyond(self, revision: int) -> None:
         """Also raises HeadraceError when no change can come any more: the watcher died, or this source was closed."""
         await self._catalog.wait_beyond(revision)
+
+    async def check(self, path: bytes) -> int:
+        """One stat when nothing changed; else also returns once the catalog has the change. Raises DiskError, SourceReadError."""
+        catalog, watcher, export = self._catalog, self._watcher, self._export
+        assert export is not None
+        if watcher.status.held is not None:
+            raise SourceReadError(watcher.status.held)
+        known, revision = await catalog.known(path)
+        seen = await asyncio.to_thread(Scanner(export).look_at, path)
+        if seen is None or (known.facts if known is not None else None) != seen.facts:
+            await watcher.recheck(path)
+            revision = catalog.head_revision
+        return revision
 
     async def read_extent(self, version: bytes, blocks: BlockRange) -> Extent:
         if self._reader_opened is None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_128_digest
 
-from common.entries import Entry, Kind
+from common.entries import Kind
 
 FILE, DIRECTORY, SYMLINK = int(Kind.FILE), int(Kind.DIRECTORY), int(Kind.SYMLINK)
 
@@ -54,11 +54,12 @@ class Identity(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the catalog holds of a name."""
+    """What the catalog holds of a name. ``since``: the revision at which its entry became what it is."""
 
     facts: Facts
     edit_ctime_ns: int
     version: bytes
+    since: int = 0
 
 
 InodeKey = tuple[int, int]
@@ -117,8 +118,9 @@ def version_of(facts: Facts, edit_ctime_ns: int) -> bytes:
     return xxh3_128_digest(_VERSION_INPUT.pack(facts.inode, facts.size_bytes, facts.mtime_ns, edit_ctime_ns))
 
 
-def entry_of(facts: Facts, version: bytes) -> Entry:
-    return Entry(Kind(facts.kind), facts.mode, facts.size_bytes, facts.mtime_ns, version, facts.target)
+def same_entry(one: Facts, one_version: bytes, other: Facts, other_version: bytes) -> bool:
+    """Whether a spoke would see no difference (common.entries.Entry)."""
+    return one[:4] == other[:4] and one_version == other_version and one.target == other.target
 
 
 def inode_key(facts: Facts) -> InodeKey:

@@ -91,8 +91,8 @@ class Watcher:
         self._settings = settings
         self._clock = clock
         self._on_dead = on_dead
-        self._scanner = Scanner(export, self._before_listing)
         self._events = Notifier(clock)
+        self._scanner = Scanner(export, self._before_listing, self._events.drain)
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._rechecked: list[concurrent.futures.Future[None]] = []
         self._stopping = False
@@ -244,7 +244,7 @@ class Watcher:
         self._require_root()
         observed = self._scanner.observe_paths(burst.dirty)
         seen = {join_path(listing.path, name) for listing in observed for name in listing.entries}
-        links = self._catalog.linked_names(seen | burst.dirty, _several_names(observed)) - seen
+        links = self._catalog.linked_names(seen | burst.dirty, _several_names(observed), self._events.drain) - seen
         if links:
             observed.extend(self._scanner.observe_paths(links))
             observed.sort(key=lambda listing: listing.path)
@@ -255,7 +255,7 @@ class Watcher:
             evidence.trusted = False
         self._require_root()
         walks = (listing for top in scans for listing in self._scanner.walk(top))
-        applied = self._catalog.apply(observed, walks, evidence)
+        applied = self._catalog.apply(observed, walks, evidence, self._events.drain)
         for name in self._catalog.linked_names((), applied.shared):
             self._events.burst.look_at(name, self._clock())
         self._events.forget_detached()
@@ -309,7 +309,7 @@ class Watcher:
         self._require_root()
         started_s = self._clock()
         self._events.begin_scan()
-        applied = self._catalog.apply((), self._walk_all(), Evidence(trusted=False))
+        applied = self._catalog.apply((), self._walk_all(), Evidence(trusted=False), self._events.drain)
         if not self._scanned_once:
             self._catalog.remember_root(signed_inode(self._export.inode))
             self._scanned_once = True

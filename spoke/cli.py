@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +14,7 @@ import typer
 from common import __version__
 from common.terminal import exit_codes
 from spoke import control
-from spoke.fuse.mountpoint import locate
+from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at
 from spoke.places import runtime_dir
 
 app = typer.Typer(
@@ -52,11 +54,25 @@ def mount(
     connect_timeout: Annotated[
         str | None, typer.Option(help="How long to wait for a hub when no names are on disk. [default: 10s]")
     ] = None,
-    links: Annotated[int | None, typer.Option(help="Bulk connections to the hub. [default: 4]")] = None,
+    links: Annotated[
+        int | None, typer.Option(help="Bulk connections to the hub, 0: as many as the path wants. [default: 0]")
+    ] = None,
     identity: Annotated[str | None, typer.Option(help="This spoke's name for the hub. [default: host name]")] = None,
     prefetch: Annotated[bool | None, typer.Option("--prefetch/--no-prefetch", help="Fetch ahead of readers.")] = None,
     compression: Annotated[
         bool | None, typer.Option("--compression/--no-compression", help="Take compressed data from the hub.")
+    ] = None,
+    revision: Annotated[
+        int | None, typer.Option(help="Stay at this revision of the hub's catalog; its changes are not shown.")
+    ] = None,
+    snapshot: Annotated[
+        str | None, typer.Option(help="Stay at the tree that this name stands for (headrace-hub snapshot create).")
+    ] = None,
+    consistency: Annotated[
+        str | None,
+        typer.Option(
+            help="lease: the hub tells of changes; strict: each open asks it, one round trip. [default: lease]"
+        ),
     ] = None,
     passthrough: Annotated[
         bool | None, typer.Option("--passthrough/--no-passthrough", help="Let the kernel read whole files by itself.")
@@ -91,6 +107,9 @@ def mount(
         "identity": identity,
         "prefetch": prefetch,
         "compression": compression,
+        "revision": revision,
+        "snapshot": snapshot,
+        "consistency": consistency,
         "passthrough": passthrough,
         "allow_other": allow_other,
         "uid": uid,
@@ -108,7 +127,7 @@ def mount(
     from spoke.launch import mount_in_background, mount_in_foreground
 
     if background:
-        mount_in_background(mountpoint, loaded, log_file)
+        mount_in_background(mountpoint, loaded, log_file, typer.echo)
     else:
         configure(loaded.settings.log_level, loaded.settings.log_format)
         mount_in_foreground(mountpoint, loaded, on_ready=typer.echo)
@@ -156,7 +175,8 @@ def warm(
     from spoke.warm import show_warming
 
     path = locate(mountpoint)
-    show_warming(control.socket_path(runtime_dir(), path), path, paths or [""], quiet=quiet)
+    with _explained(path):
+        show_warming(control.socket_path(runtime_dir(), path), path, paths or [""], quiet=quiet)
 
 
 @app.command()
@@ -167,8 +187,25 @@ def accept(mountpoint: Mountpoint) -> None:
 
 
 def _ask(mountpoint: Path, command: str) -> Any:
-    socket = control.socket_path(runtime_dir(), locate(mountpoint))
-    return control.ask_once(socket, {"command": command})
+    path = locate(mountpoint)
+    with _explained(path):
+        return control.ask_once(control.socket_path(runtime_dir(), path), {"command": command})
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Say why nobody listens: a spoke that died, another user's, or no mountpoint at all."""
+    try:
+        yield
+    except control.NotMounted as error:
+        mounts = mounts_at(path)
+        if not mounts or not mounts[-1].is_ours:
+            raise control.NotMounted(f"{path}: {error}") from None
+        if ask_mount(path) is Answer.DISCONNECTED:
+            raise control.NotMounted(
+                f"the spoke of {path} has died; mount it again, or take it away with: headrace-spoke umount {path}"
+            ) from None
+        raise control.NotMounted(f"the spoke of {path} runs as another user") from None
 
 
 def main() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from common.config import Address, DurationS, Settings, SizeBytes, checked
+from common.config import Address, DatasetName, DurationS, Settings, SizeBytes, checked
+from common.limits import LABEL_MAX_BYTES
 from common.units import format_address, parse_address
 
 DEFAULT_HUB_PORT = 7420
@@ -24,19 +25,21 @@ class SpokeSettings(Settings):
     """Sizes in bytes, durations in seconds.
 
     ``cache_size`` 0: four fifths of the disk it is on. ``cache_free_floor``: never leave the disk with
-    less. ``read_timeout`` 0: a read waits for the hub for ever. ``links``: bulk connections beside the control one.
+    less. ``read_timeout`` 0: a read waits for the hub for ever. ``links``: bulk connections beside the control one, 0: as the path wants.
     ``prefetch`` off: fetch only what is read. ``compression`` off: take raw bytes only.
+    ``revision`` or ``snapshot``: show the tree of that one, for ever. ``consistency``: ``lease`` (the hub tells of changes) or
+    ``strict`` (it is asked at each open).
     """
 
     hub: Annotated[str, checked(_hub_address)]
-    dataset: str
+    dataset: DatasetName
     cache_dir: Path
     cache_size: SizeBytes = 0
     cache_free_floor: SizeBytes = 1 << 30
     metrics: Address = f"127.0.0.1:{DEFAULT_METRICS_PORT}"
     read_timeout: DurationS = 300.0
     connect_timeout: DurationS = 10.0
-    links: Annotated[int, Field(ge=1, le=64)] = 4
+    links: Annotated[int, Field(ge=0, le=64)] = 0
     identity: Annotated[str, Field(min_length=1, max_length=200)] = Field(default_factory=socket.gethostname)
     prefetch: bool = True
     compression: bool = True
@@ -44,12 +47,36 @@ class SpokeSettings(Settings):
     allow_other: bool = True
     uid: Annotated[int, Field(ge=0)] = Field(default_factory=os.getuid)
     gid: Annotated[int, Field(ge=0)] = Field(default_factory=os.getgid)
+    revision: Annotated[int, Field(ge=0)] | None = None
+    snapshot: Annotated[str, Field(max_length=LABEL_MAX_BYTES)] = ""
+    consistency: Literal["lease", "strict"] = "lease"
     umask: Annotated[int, Field(ge=0, le=0o777)] = 0o022
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if self.revision is not None and self.snapshot:
+            raise ValueError("revision and snapshot exclude each other: give the one to stay at")
+        if self.consistency == "strict" and (self.revision is not None or self.snapshot):
+            raise ValueError(
+                "consistency strict follows the hub, revision and snapshot stay where they are: give one of them"
+            )
+        return self
+
+    @field_validator("cache_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        """As ``status`` shows it to people in other directories; a link in it is left as it is."""
+        return value.absolute()
 
     @field_validator("umask", mode="before")
     @classmethod
     def _octal(cls, value: object) -> object:
         """``022`` as people write it is octal."""
-        return int(value, 8) if isinstance(value, str) and value.isdigit() else value
+        if not isinstance(value, str):
+            return value
+        try:
+            return int(value, 8)
+        except ValueError:
+            raise ValueError(f"{value!r} is not octal permission bits; write it like 022") from None

@@ -36,10 +36,12 @@ from spoke.fuse.attributes import Ownership
 from spoke.fuse.device import Device, MountOptions
 from spoke.fuse.operations import Operations
 from spoke.fuse.virtual import VirtualFile
+from spoke.hub_client.checks import Position
 from spoke.hub_client.client import HubClient, make_hello
 from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
 from spoke.namespace.journal import Journal
+from spoke.namespace.pin import Pin, is_at, remember
 from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Suspicion
@@ -72,7 +74,13 @@ class Spoke:
         self.store = store
         self.journal = journal
         self.tree = journal.tree
-        self.replica = Replica(self.tree)
+        self.pin = pin_of(settings)
+        self.replica = Replica(
+            self.tree,
+            self.pin,
+            pin_reached=self.pin is not None
+            and is_at(journal.directory, self.pin, self.tree.catalog_id, self.tree.revision),
+        )
         self.follower = Follower(self.replica, journal, self._names_changed, clock)
         host, port = parse_address(settings.hub)
         self.client = HubClient(
@@ -85,7 +93,9 @@ class Spoke:
             dice=dice,
         )
         self.siblings = Siblings(self.tree)
-        self.planner = Planner(self._next_file) if settings.prefetch else None
+        # What is fetched ahead must fit beside what is kept: a small cache would evict it before it is read.
+        stream_max_bytes = min(limits.PREFETCH_STREAM_MAX_BYTES, store.usage().capacity_bytes // 8)
+        self.planner = Planner(self._next_file, stream_max_bytes=stream_max_bytes) if settings.prefetch else None
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock)
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
@@ -162,7 +172,10 @@ class Spoke:
             except HubUnreachable as error:
                 raise NoHubYet(f"{error}; no names are on disk yet, so there is nothing to show") from None
             await self.follower.usable(connect_timeout_s)
+            await self._note_pin()
             return
+        if self.replica.pin_reached:
+            return  # nothing that the hub could say would change the names
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(connect_timeout_s, limits.FRESH_NAMES_WAIT_S)):
                 await self.follower.until(lambda: self.replica.feed is Feed.FOLLOWING)
@@ -183,6 +196,7 @@ class Spoke:
             device.passthrough,
             ownership=Ownership(settings.uid, settings.gid, settings.umask),
             cached_fraction=self._cached_fraction,
+            confirm=self._confirm if settings.consistency == "strict" else None,
             virtual_files={b"status": VirtualFile(lambda: json.dumps(self.status(), indent=1).encode() + b"\n")},
         )
         self.store.on_whole = operations.became_whole
@@ -258,6 +272,32 @@ class Spoke:
         if self.operations is not None:
             self.operations.changed(invalidations)
 
+    async def _note_pin(self) -> None:
+        """What a snapshot's name meant must survive a restart without the hub."""
+        if self.pin is None or not self.pin.snapshot:
+            return
+        where = self.journal.directory, self.pin, self.tree.catalog_id, self.tree.revision
+        try:
+            await asyncio.to_thread(remember, *where)
+        except OSError as error:
+            log.error("what the snapshot's name stands for cannot be kept; a restart needs the hub", error=str(error))
+
+    async def _confirm(self, path: bytes) -> None:
+        """Return once the names have this path as it is at the hub. Raises HeadraceError, at the latest after the read timeout."""
+        timeout_s = self.loaded.settings.read_timeout or None
+        try:
+            async with asyncio.timeout(timeout_s):
+                position = await self.client.checks.ask(path)
+                await self.follower.until(lambda: self._is_at(position) or self.suspicious is not None)
+        except TimeoutError:
+            raise HubUnreachable(f"{path!r}: the hub did not confirm it within {timeout_s:g} s") from None
+        if not self._is_at(position):
+            raise HubUnreachable(f"{path!r}: the hub's names are not believed: {self.suspicious}")
+
+    def _is_at(self, position: Position) -> bool:
+        tree = self.tree
+        return tree.epoch % 2 == 0 and tree.catalog_id == position.catalog_id and tree.revision >= position.revision
+
     def _cached_fraction(self, entry: Entry) -> float:
         if entry.size_bytes == 0:
             return 1.0
@@ -312,6 +352,8 @@ class Spoke:
                 "staleness_s": staleness_s if staleness_s != float("inf") else None,
                 "suspicious": str(self.suspicious) if self.suspicious is not None else None,
                 "resyncs": self.replica.resyncs_total,
+                "pinned": str(self.pin) if self.pin is not None else None,
+                "opens_confirmed": self.client.checks.asked_total,
             },
             "cache": {
                 "directory": str(settings.cache_dir),
@@ -376,6 +418,13 @@ class Spoke:
             return
         self.follower.accept()
         yield {"said": f"accepted: {suspicion}"}
+
+
+def pin_of(settings: SpokeSettings) -> Pin | None:
+    """What the settings ask the mount to stay at."""
+    if settings.revision is None and not settings.snapshot:
+        return None
+    return Pin(settings.revision, settings.snapshot)
 
 
 def _four_fifths_of_the_disk(cache_dir: Path) -> int:

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import site
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from common import limits
 from common.config import Loaded
-from common.errors import HeadraceError, UsageError
+from common.errors import CacheDirectoryError, HeadraceError, UsageError
 from common.terminal import EXIT_FAILED, EXIT_USAGE
 from spoke import control
 from spoke.config import SpokeSettings
@@ -38,6 +39,7 @@ def mount_in_foreground(mountpoint: Path, loaded: Loaded[SpokeSettings], on_read
     ready_fd = os.environ.pop(READY_FD_VARIABLE, None)
     try:
         path = mountpoints.prepare(mountpoint, runtime_dir())
+        _check_apart(path, loaded.settings.cache_dir)
         from spoke.daemon import run_spoke
 
         run_spoke(path, loaded, lambda line: _report(ready_fd, {"ready": line}) if ready_fd else on_ready(line))
@@ -54,22 +56,47 @@ def _report(ready_fd: str, line: dict[str, object]) -> None:
         pipe.write(json.dumps(line) + "\n")
 
 
-def mount_in_background(mountpoint: Path, loaded: Loaded[SpokeSettings], log_file: Path | None) -> None:
+def _check_apart(mountpoint: str, cache_dir: Path) -> None:
+    """The mount would hide a cache below it, and the spoke would wait for itself. Raises CacheDirectoryError."""
+    cache = os.path.realpath(cache_dir)
+    if os.path.commonpath([mountpoint, cache]) in (mountpoint, cache):
+        raise CacheDirectoryError(
+            f"cache directory {cache} and mountpoint {mountpoint} lie in each other; put one elsewhere"
+        )
+
+
+def _module_command(module: str) -> tuple[list[str], dict[str, str]]:
+    """Command and environment that run a module of ours just as it was found here, whatever the working directory holds."""
+    root = str(Path(__file__).resolve().parent.parent)
+    search = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if root not in (os.path.realpath(path) for path in [*search, *site.getsitepackages()]):
+        search.append(root)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)} if search else dict(os.environ)
+    return [sys.executable, "-P", "-m", module], environment
+
+
+def mount_in_background(
+    mountpoint: Path, loaded: Loaded[SpokeSettings], log_file: Path | None, say: Callable[[str], object]
+) -> None:
     """Start this same command again, detached; return once its mount answers. Raises with its reason otherwise."""
     path = mountpoints.prepare(mountpoint, runtime_dir())
+    _check_apart(path, loaded.settings.cache_dir)
     runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     log_path = log_file or control.socket_path(runtime_dir(), path).with_suffix(".log")
-    command = [argument for argument in sys.argv[1:] if argument != "--background"]
+    command, environment = _module_command("spoke.cli")
+    command += [argument for argument in sys.argv[1:] if argument != "--background"]
     read_fd, write_fd = os.pipe()
     with os.fdopen(read_fd, "r") as reports, log_path.open("ab") as log:
+        # It has no terminal that could hang up, and a stray SIGHUP must not take the mount from under a job.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         child = subprocess.Popen(
-            [sys.executable, "-m", "spoke.cli", *command],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
             pass_fds=[write_fd],
-            env={**os.environ, READY_FD_VARIABLE: str(write_fd)},
+            env={**environment, READY_FD_VARIABLE: str(write_fd)},
         )
         os.close(write_fd)
         try:
@@ -84,6 +111,7 @@ def mount_in_background(mountpoint: Path, loaded: Loaded[SpokeSettings], log_fil
     if "error" in report:
         child.wait()
         raise (StartRefused if report["exit"] == EXIT_USAGE else StartFailed)(report["error"])
+    say(f"{report['ready']}; log: {log_path}")
 
 
 def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> None:

@@ -1,9 +1,12 @@
-"""Where a spoke's sockets and mount records live. Imports nothing: commands that only ask must start quickly."""
+"""Where a spoke's sockets and mount records live. Imports next to nothing: commands that only ask must start quickly."""
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
+
+from common.errors import UsageError
 
 
 def runtime_dir() -> Path:
@@ -11,4 +14,16 @@ def runtime_dir() -> Path:
     if os.geteuid() == 0:
         return Path("/run/headrace")
     base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "headrace" if base else Path(f"/tmp/headrace-{os.getuid()}")
+    return Path(base) / "headrace" if base else _below_tmp()
+
+
+def _below_tmp() -> Path:
+    """Anybody may make this name in /tmp: it is used only if it is not there yet or a directory of ours alone."""
+    path = Path(f"/tmp/headrace-{os.getuid()}")
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return path
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise UsageError(f"{path} is not a directory of this user alone; set XDG_RUNTIME_DIR, or take it away")
+    return path

@@ -22,7 +22,7 @@ def render(facts: Mapping[str, Any]) -> str:
         f"  hub        {'linked' if hub['connected'] else 'NOT LINKED: ' + str(hub['error'])}, {len(hub['links'])} links, "
         f"round trip {rtt}, best rate {format_rate(hub['rate_bytes_per_s'])}",
         f"  names      {names['entries']} names, {format_size(names['file_bytes'])}, revision {names['revision']}, "
-        f"confirmed {stale}",
+        + (f"pinned to {names['pinned']}" if names["pinned"] else f"confirmed {stale}"),
         f"  cache      {format_size(cache['used_bytes'])} of {format_size(cache['capacity_bytes'])} in {cache['directory']}, "
         f"{format_size(cache['evicted_bytes'])} evicted, {cache['corrupt_blocks']} corrupt blocks",
         f"  reads      {total_reads} ({hit_rate} without waiting), {reads['stall_s']:.1f} s waited for the hub, "

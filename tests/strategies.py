@@ -11,6 +11,8 @@ from common.entries import Change, Entry, Kind
 from common.wire.messages import (
     Cancel,
     Changes,
+    Check,
+    Checked,
     Codec,
     Data,
     Error,
@@ -135,7 +137,12 @@ welcomes = st.builds(
     _codecs,
     _capabilities,
 )
-subscribes = st.builds(Subscribe, ids, revisions) | st.just(Subscribe(b"", 0))
+subscribes = st.one_of(
+    st.builds(Subscribe, ids, revisions),
+    st.just(Subscribe(b"", 0)),
+    st.builds(Subscribe, ids, revisions, revisions),
+    st.builds(Subscribe, st.just(b""), st.just(0), st.none(), labels),
+)
 snapshot_pages = st.builds(SnapshotPage, ids, revisions, st.integers(12, 1 << 40), st.booleans(), entry_lists)
 
 
@@ -144,7 +151,9 @@ def change_messages(draw: st.DrawFn) -> Changes:
     after_revision = draw(st.integers(0, 1 << 60))
     changes = draw(change_lists(after_revision))
     last_revision = changes[-1].revision if changes else after_revision
-    return Changes(draw(ids), after_revision, last_revision + draw(st.integers(0, 5)), changes)
+    return Changes(
+        draw(ids), after_revision, last_revision + draw(st.integers(0, 5)), changes, draw(st.just(b"") | ids)
+    )
 
 
 heartbeats = st.builds(Heartbeat, ids, revisions)
@@ -173,4 +182,6 @@ messages: st.SearchStrategy[Message] = st.one_of(
     stats,
     errors,
     goodbyes,
+    st.builds(Check, tokens, paths),
+    st.builds(Checked, tokens, ids, revisions, st.just("") | labels, free_texts),
 )

@@ -22,7 +22,10 @@ class Extent(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The tree at ``revision``: ``pages`` yields lists of (path, entry), a parent before its children, root left out."""
+    """The tree at ``revision``: ``pages`` yields lists of (path, entry), a parent before its children, root left out.
+
+    An ``EntryPage`` (common.wire.entry_codec) goes to the wire as it is: a source that can make some spares the rest.
+    """
 
     revision: int
     entry_count: int
@@ -48,7 +51,17 @@ class TreeSource(Protocol):
     @property
     def head_revision(self) -> int: ...
 
-    async def snapshot(self) -> Snapshot: ...
+    def leads_from(self, catalog_id: bytes, revision: int) -> bool:
+        """Whether this log goes on from that revision of that catalog: its own, or what it was called before."""
+        ...
+
+    async def snapshot(self, revision: int | None = None) -> Snapshot:
+        """The tree as it is, or as it was at ``revision``; raises RevisionUnavailable when that is not kept, or not yet."""
+        ...
+
+    async def named_revision(self, name: str) -> int:
+        """What a snapshot's name stands for; raises RevisionUnavailable when there is none of this name."""
+        ...
 
     async def changes_since(self, revision: int, limit: int) -> Sequence[Change]:
         """Up to ``limit`` changes after ``revision``, in order; raises RevisionGone when the log no longer reaches back."""
@@ -56,6 +69,13 @@ class TreeSource(Protocol):
 
     async def wait_beyond(self, revision: int) -> None:
         """Return once ``head_revision > revision``."""
+        ...
+
+    async def check(self, path: bytes) -> int:
+        """Look at this path at its origin; return the revision from which on the tree has it as it was at the call, or later.
+
+        Raises HeadraceError when the origin cannot be looked at now.
+        """
         ...
 
 

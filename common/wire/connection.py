@@ -135,6 +135,8 @@ class Connection:
     def data_to_send(self) -> list[bytes | memoryview]:
         """What must be written, in order, and forget it here. Large payloads are views of what ``send`` was given."""
         chunks: list[bytes | memoryview] = []
+        if not self._queue:
+            return chunks
         small: list[bytes] = []
         for chunk in self._queue:
             if isinstance(chunk, bytes):

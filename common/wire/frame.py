@@ -44,6 +44,8 @@ class FrameType(IntEnum):
     STATS = 13
     ERROR = 14
     GOODBYE = 15
+    CHECK = 16
+    CHECKED = 17
 
 
 KNOWN_TYPES: Mapping[int, FrameType] = {int(frame_type): frame_type for frame_type in FrameType}
@@ -54,6 +56,9 @@ PAYLOAD_MAX_BYTES: Mapping[FrameType, int] = {
     FrameType.DATA: limits.FRAME_PAYLOAD_MAX_BYTES,
 }
 """Types that are not listed carry no payload."""
+
+OPTIONAL_TYPES = frozenset({FrameType.CHECK, FrameType.CHECKED})
+"""Added since the version's first release: sent with the flag OPTIONAL."""
 
 _LAST_ALLOWED = frozenset({FrameType.DATA, FrameType.ERROR})
 

@@ -7,6 +7,7 @@ are passed through, never copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgpack
@@ -16,7 +17,7 @@ from common.blocks import BlockRange
 from common.errors import ProtocolError
 from common.wire import messages as m
 from common.wire.entry_codec import decode_changes, decode_entries, encode_changes, encode_entries
-from common.wire.frame import FLAG_LAST, FrameHeader, FrameType, pack_header
+from common.wire.frame import FLAG_LAST, FLAG_OPTIONAL, OPTIONAL_TYPES, FrameHeader, FrameType, pack_header
 from common.wire.rules import check, check_data
 
 Payload = bytes | bytearray | memoryview
@@ -40,6 +41,8 @@ TYPE_OF: Mapping[type, FrameType] = {
     m.Stats: FrameType.STATS,
     m.Error: FrameType.ERROR,
     m.Goodbye: FrameType.GOODBYE,
+    m.Check: FrameType.CHECK,
+    m.Checked: FrameType.CHECKED,
 }
 
 
@@ -61,6 +64,8 @@ def encode(message: m.Message, request_id: int = 0) -> tuple[bytes, Payload]:
         message = m.Error(message.code, cut_text(message.message), message.retryable)
     elif isinstance(message, m.Goodbye):
         message = m.Goodbye(cut_text(message.reason))
+    elif isinstance(message, m.Checked) and message.message:
+        message = replace(message, message=cut_text(message.message))
     check(message)
     frame_type = TYPE_OF[type(message)]
     fields, payload = _ENCODERS[frame_type](message)
@@ -68,12 +73,20 @@ def encode(message: m.Message, request_id: int = 0) -> tuple[bytes, Payload]:
     if len(packed) > limits.FRAME_MAP_MAX_BYTES:
         raise ProtocolError(f"a map of {len(packed)} bytes; {limits.FRAME_MAP_MAX_BYTES} are allowed")
     flags = FLAG_LAST if isinstance(message, m.Error) or (isinstance(message, m.Data) and message.last) else 0
+    if frame_type in OPTIONAL_TYPES:
+        flags |= FLAG_OPTIONAL
     payload_bytes = payload.nbytes if isinstance(payload, memoryview) else len(payload)
     return pack_header(frame_type, flags, request_id, len(packed), payload_bytes) + packed, payload
 
 
 def _offers(message: m.Hello | m.Welcome) -> _Map:
     return {"z": [int(codec) for codec in message.codecs], "c": message.capabilities}
+
+
+def _pin(message: m.Subscribe) -> _Map:
+    """Keys that only a pinned SUBSCRIBE has."""
+    pin: _Map = {} if message.pin_revision is None else {"p": message.pin_revision}
+    return {**pin, "n": message.pin_snapshot} if message.pin_snapshot else pin
 
 
 def _flat(ranges: tuple[BlockRange, ...]) -> list[int]:
@@ -93,16 +106,17 @@ _ENCODERS: Mapping[FrameType, Callable[[Any], tuple[_Map, Payload]]] = {
             "r": o.head_revision,
             "h": o.heartbeat_interval_ms,
             **_offers(o),
+            **({"w": o.send_buffer_bytes} if o.send_buffer_bytes else {}),
         },
         b"",
     ),
-    FrameType.SUBSCRIBE: lambda o: ({"k": o.catalog_id, "r": o.from_revision}, b""),
+    FrameType.SUBSCRIBE: lambda o: ({"k": o.catalog_id, "r": o.from_revision, **_pin(o)}, b""),
     FrameType.SNAPSHOT: lambda o: (
         {"k": o.catalog_id, "r": o.revision, "n": o.entry_count, "l": o.last},
         encode_entries(o.entries),
     ),
     FrameType.CHANGES: lambda o: (
-        {"k": o.catalog_id, "a": o.after_revision, "t": o.to_revision},
+        {"k": o.catalog_id, "a": o.after_revision, "t": o.to_revision, **({"f": o.former_id} if o.former_id else {})},
         encode_changes(o.changes),
     ),
     FrameType.HEARTBEAT: lambda o: ({"k": o.catalog_id, "r": o.head_revision}, b""),
@@ -127,6 +141,11 @@ _ENCODERS: Mapping[FrameType, Callable[[Any], tuple[_Map, Payload]]] = {
     FrameType.STATS: lambda o: ({"s": o.values}, b""),
     FrameType.ERROR: lambda o: ({"c": o.code, "m": o.message, "y": o.retryable}, b""),
     FrameType.GOODBYE: lambda o: ({"m": o.reason}, b""),
+    FrameType.CHECK: lambda o: ({"t": o.token, "f": o.path}, b""),
+    FrameType.CHECKED: lambda o: (
+        {"t": o.token, "k": o.catalog_id, "r": o.revision, "c": o.code, "m": o.message},
+        b"",
+    ),
 }
 
 
@@ -255,13 +274,23 @@ _DECODERS: Mapping[FrameType, Callable[[_Map, Payload], m.Message]] = {
         _get(f, "h", int),
         _known_codecs(f),
         _get_list(f, "c", str),
+        _get(f, "w", int) if "w" in f else 0,
     ),
-    FrameType.SUBSCRIBE: lambda f, _: m.Subscribe(_get(f, "k", bytes), _get(f, "r", int)),
+    FrameType.SUBSCRIBE: lambda f, _: m.Subscribe(
+        _get(f, "k", bytes),
+        _get(f, "r", int),
+        _get(f, "p", int) if "p" in f else None,
+        _get(f, "n", str) if "n" in f else "",
+    ),
     FrameType.SNAPSHOT: lambda f, payload: m.SnapshotPage(
         _get(f, "k", bytes), _get(f, "r", int), _get(f, "n", int), _get(f, "l", bool), decode_entries(payload)
     ),
     FrameType.CHANGES: lambda f, payload: m.Changes(
-        _get(f, "k", bytes), _get(f, "a", int), _get(f, "t", int), decode_changes(payload)
+        _get(f, "k", bytes),
+        _get(f, "a", int),
+        _get(f, "t", int),
+        decode_changes(payload),
+        _get(f, "f", bytes) if "f" in f else b"",
     ),
     FrameType.HEARTBEAT: lambda f, _: m.Heartbeat(_get(f, "k", bytes), _get(f, "r", int)),
     FrameType.READ: lambda f, _: m.Read(_get(f, "f", bytes), _ranges(f), _priority(f), _get(f, "t", int)),
@@ -272,4 +301,8 @@ _DECODERS: Mapping[FrameType, Callable[[_Map, Payload], m.Message]] = {
     FrameType.STATS: lambda f, _: m.Stats(_numbers(f)),
     FrameType.ERROR: lambda f, _: m.Error(_get(f, "c", str), _get(f, "m", str), _get(f, "y", bool)),
     FrameType.GOODBYE: lambda f, _: m.Goodbye(_get(f, "m", str)),
+    FrameType.CHECK: lambda f, _: m.Check(_get(f, "t", int), _get(f, "f", bytes)),
+    FrameType.CHECKED: lambda f, _: m.Checked(
+        _get(f, "t", int), _get(f, "k", bytes), _get(f, "r", int), _get(f, "c", str), _get(f, "m", str)
+    ),
 }

@@ -5,11 +5,20 @@ A message is a frame type, a small msgpack map with short keys, and (DATA, SNAPS
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from common.blocks import BlockRange
 from common.entries import Change, Entry
+
+PIN = "pin"
+"""Capability: the hub understands a pinned SUBSCRIBE."""
+
+CHECK = "check"
+"""Capability: the hub answers CHECK."""
+
+CAPABILITIES = (PIN, CHECK)
 
 
 class Priority(IntEnum):
@@ -39,7 +48,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Hub to spoke, the answer to HELLO: what was agreed and what the hub is."""
+    """Hub to spoke, the answer to HELLO: what was agreed and what the hub is.
+
+    ``send_buffer_bytes``: the most that the hub's kernel buffers for one connection; 0: not said.
+    """
 
     version: int
     dataset: str
@@ -48,14 +60,24 @@ class Welcome:
     heartbeat_interval_ms: int
     codecs: tuple[Codec, ...] = (Codec.RAW,)
     capabilities: tuple[str, ...] = ()
+    send_buffer_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Ask for the tree: from ``from_revision`` of ``catalog_id`` if the hub still can, else a snapshot. Empty id: nothing known."""
+    """Ask for the tree: from ``from_revision`` of ``catalog_id`` if the hub still can, else a snapshot. Empty id: nothing known.
+
+    Pinned, the tree wanted is that of ``pin_revision``, or of the hub's snapshot named ``pin_snapshot``, and stays so.
+    """
 
     catalog_id: bytes
     from_revision: int
+    pin_revision: int | None = None
+    pin_snapshot: str = ""
+
+    @property
+    def is_pinned(self) -> bool:
+        return self.pin_revision is not None or self.pin_snapshot != ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +88,21 @@ class SnapshotPage:
     revision: int
     entry_count: int
     last: bool
-    entries: tuple[tuple[bytes, Entry], ...]
+    entries: Sequence[tuple[bytes, Entry]]
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes after ``after_revision`` up to and with ``to_revision``, in order, none left out."""
+    """Changes after ``after_revision`` up to and with ``to_revision``, in order, none left out.
+
+    ``former_id``, if not empty: the catalog went on under a new id, and ``after_revision`` is one of that former one.
+    """
 
     catalog_id: bytes
     after_revision: int
     to_revision: int
     changes: tuple[Change, ...]
+    former_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +184,28 @@ class Goodbye:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Look at this path now: is it what the catalog says? ``token``: chosen by the spoke, comes back in CHECKED."""
+
+    token: int
+    path: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A replica at ``revision`` of ``catalog_id`` knows the path as it was when CHECK arrived, or later.
+
+    ``code``: empty, or why the hub cannot say (common.errors), with ``message``.
+    """
+
+    token: int
+    catalog_id: bytes
+    revision: int
+    code: str = ""
+    message: str = ""
+
+
 Message = (
     Hello
     | Welcome
@@ -174,4 +222,6 @@ Message = (
     | Stats
     | Error
     | Goodbye
+    | Check
+    | Checked
 )

@@ -32,8 +32,8 @@ class State(Enum):
 
 _END = frozenset({F.ERROR, F.GOODBYE})
 _EITHER_READY = _END | {F.PING, F.PONG}
-_SPOKE_READY = _EITHER_READY | {F.SUBSCRIBE, F.READ, F.CANCEL, F.PROMOTE, F.STATS}
-_HUB_READY = _EITHER_READY | {F.SNAPSHOT, F.CHANGES, F.HEARTBEAT, F.DATA}
+_SPOKE_READY = _EITHER_READY | {F.SUBSCRIBE, F.READ, F.CANCEL, F.PROMOTE, F.STATS, F.CHECK}
+_HUB_READY = _EITHER_READY | {F.SNAPSHOT, F.CHANGES, F.HEARTBEAT, F.DATA, F.CHECKED}
 _NOTHING: frozenset[F] = frozenset()
 
 MAY_SEND: Mapping[tuple[Role, State], frozenset[F]] = {
@@ -61,5 +61,5 @@ MAY_RECEIVE: Mapping[tuple[Role, State], frozenset[F]] = {
 FEED = frozenset({F.SNAPSHOT, F.CHANGES, F.HEARTBEAT})
 """Their request id is the number of the subscription they answer."""
 
-WITHOUT_ID = frozenset({F.HELLO, F.WELCOME, F.PING, F.PONG, F.STATS, F.GOODBYE})
+WITHOUT_ID = frozenset({F.HELLO, F.WELCOME, F.PING, F.PONG, F.STATS, F.GOODBYE, F.CHECK, F.CHECKED})
 """About the connection: their request id is 0."""

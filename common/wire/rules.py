@@ -13,7 +13,7 @@ from typing import Any
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
 from common.digest import DIGEST_BYTES
-from common.entries import VERSION_BYTES
+from common.entries import VERSION_BYTES, is_safe_path
 from common.errors import ProtocolError
 from common.wire import messages as m
 
@@ -101,12 +101,19 @@ def _welcome(message: m.Welcome) -> None:
     _within("head_revision", message.head_revision, 0, REVISION_LIMIT)
     _check_duration("heartbeat_interval_ms", message.heartbeat_interval_ms, 1)
     _check_offers(message.codecs, message.capabilities)
+    _within("send_buffer_bytes", message.send_buffer_bytes, 0, 1 << 40)
 
 
 def _subscribe(message: m.Subscribe) -> None:
     if message.catalog_id or message.from_revision:  # nothing known: both empty
         _check_blob("catalog_id", message.catalog_id, ID_BYTES)
     _within("from_revision", message.from_revision, 0, REVISION_LIMIT)
+    if message.pin_revision is not None:
+        _within("pin_revision", message.pin_revision, 0, REVISION_LIMIT)
+    if message.pin_snapshot:
+        _check_text("pin_snapshot", message.pin_snapshot, limits.LABEL_MAX_BYTES)
+    if message.pin_revision is not None and message.pin_snapshot:
+        raise ProtocolError("a SUBSCRIBE is pinned to a revision or to a snapshot, not to both")
 
 
 def _snapshot(message: m.SnapshotPage) -> None:
@@ -117,6 +124,8 @@ def _snapshot(message: m.SnapshotPage) -> None:
 
 def _changes(message: m.Changes) -> None:
     _check_blob("catalog_id", message.catalog_id, ID_BYTES)
+    if message.former_id:
+        _check_blob("former_id", message.former_id, ID_BYTES)
     _within("after_revision", message.after_revision, 0, REVISION_LIMIT)
     _within("to_revision", message.to_revision, message.after_revision, REVISION_LIMIT)
     revision = message.after_revision
@@ -171,6 +180,20 @@ def _stats(message: m.Stats) -> None:
             raise ProtocolError(f"{name} is {value}")
 
 
+def _check_path(message: m.Check) -> None:
+    _within("token", message.token, 0, TOKEN_LIMIT)
+    if not message.path or not is_safe_path(message.path):
+        raise ProtocolError(f"CHECK of {message.path!r:.200}, which is not a safe path")
+
+
+def _checked(message: m.Checked) -> None:
+    _within("token", message.token, 0, TOKEN_LIMIT)
+    _check_blob("catalog_id", message.catalog_id, ID_BYTES)
+    _within("revision", message.revision, 0, REVISION_LIMIT)
+    _check_text("code", message.code, limits.LABEL_MAX_BYTES, empty=True)
+    _check_text("message", message.message, limits.TEXT_MAX_BYTES, empty=True, printable=False)
+
+
 def _error(message: m.Error) -> None:
     _check_text("code", message.code, limits.LABEL_MAX_BYTES)
     _check_text("message", message.message, limits.TEXT_MAX_BYTES, empty=True, printable=False)
@@ -195,4 +218,6 @@ _RULES: dict[type, Callable[[Any], None]] = {
     m.Stats: _stats,
     m.Error: _error,
     m.Goodbye: _goodbye,
+    m.Check: _check_path,
+    m.Checked: _checked,
 }

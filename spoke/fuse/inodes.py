@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from common.entries import Entry, Kind
 from spoke.fuse.kernel import ROOT_NODE_ID
+from spoke.namespace.packing import same_content, unpack_entry
 from spoke.namespace.tree import Node
 
 FIRST_NODE_ID = 1 << 10
@@ -19,38 +20,42 @@ FIRST_NODE_ID = 1 << 10
 
 
 class Inode:
-    """One node id. ``entry``: the attributes it answers with, frozen in size and version when the tree moves on.
+    """One node id. ``packed``: the attributes it answers with (spoke.namespace.packing), frozen in size and version when the
+    tree moves on; until then the very object the tree's node holds, so that a walk of a million names costs no copy of them.
 
     ``lookups``: how often the kernel was given it and has not forgotten. ``cached_opens`` and ``passthrough_opens``:
     handles of either kind; the kernel refuses one while the other is open.
     """
 
-    __slots__ = ("cached_opens", "entry", "lookups", "node", "node_id", "passthrough_opens")
+    __slots__ = ("cached_opens", "lookups", "node", "node_id", "packed", "passthrough_opens")
 
     def __init__(self, node_id: int, node: Node) -> None:
         self.node_id = node_id
         self.node = node
-        self.entry = node.entry
+        self.packed = node.packed
         self.lookups = 0
         self.cached_opens = 0
         self.passthrough_opens = 0
 
     @property
+    def entry(self) -> Entry:
+        """Built anew each time."""
+        return unpack_entry(self.packed)
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.packed[0])
+
+    @property
     def is_outdated(self) -> bool:
         """The name is gone, or has other bytes now: whoever opens it must look it up again."""
         node = self.node
-        return not same_content(node.entry, self.entry) or (node.parent is None and self.node_id != ROOT_NODE_ID)
+        return not one_node_id(node.packed, self.packed) or (node.parent is None and self.node_id != ROOT_NODE_ID)
 
 
-def same_content(one: Entry, other: Entry) -> bool:
-    """One node id may stand for both: nothing that the kernel caches by page differs. (A directory has no pages.)"""
-    return one is other or (
-        one.kind is other.kind
-        and (
-            one.kind is Kind.DIRECTORY
-            or (one.version == other.version and one.size_bytes == other.size_bytes and one.target == other.target)
-        )
-    )
+def one_node_id(one: bytes, other: bytes) -> bool:
+    """One node id may stand for both entries: nothing that the kernel caches by page differs. (A directory has no pages.)"""
+    return one is other or (one[0] == other[0] and same_content(one, other))
 
 
 class InodeTable:
@@ -78,10 +83,10 @@ class InodeTable:
         """As :meth:`known`, made if need be, and never with other bytes than the node has now."""
         inode = self._current.get(node.serial)
         if inode is not None:
-            if inode.entry is node.entry:
+            if inode.packed is node.packed:
                 return inode
-            if same_content(inode.entry, node.entry):
-                inode.entry = node.entry
+            if one_node_id(inode.packed, node.packed):
+                inode.packed = node.packed
                 return inode
         inode = Inode(self._next_id, node)
         self._next_id += 1

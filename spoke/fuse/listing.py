@@ -33,7 +33,7 @@ class Listing:
         """READDIR from ``position`` on: as many entries as fit."""
         parts = self._begin(position, plus=False)
         for next_position, node in self._fitting(position, room_bytes, parts, kernel.dirent_bytes):
-            parts.append(kernel.pack_dirent(node.serial, next_position, DIRENT_TYPE[node.entry.kind], node.name))
+            parts.append(kernel.pack_dirent(node.serial, next_position, DIRENT_TYPE[node.kind], node.name))
         return b"".join(parts)
 
     def plus(
@@ -45,7 +45,7 @@ class Listing:
             inode = inodes.current(node)
             inode.lookups += 1
             fields = ownership.fields(node.serial, node.name, node.entry)
-            kind = DIRENT_TYPE[node.entry.kind]
+            kind = DIRENT_TYPE[node.kind]
             parts.append(
                 kernel.pack_direntplus(inode.node_id, lifetime, lifetime, fields, next_position, kind, node.name)
             )

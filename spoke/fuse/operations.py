@@ -2,18 +2,18 @@
 
 A handler gets (node id, body, task id) and returns the reply's bytes, an errno (int), a coroutine that gives the bytes
 later, or None when the kernel expects no reply. It raises HeadraceError, whose ``errno`` is the reply. Nothing here
-touches the device or a clock, and nothing waits except the coroutine of a READ.
+touches the device or a clock, and nothing waits except the coroutine of a READ, or of an OPEN that the hub must confirm.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from common.entries import NAME_MAX_BYTES, Entry, Kind
-from common.errors import HeadraceError
+from common.errors import HeadraceError, StaleVersion
 from common.limits import FUSE_NEGATIVE_LIFETIME_S
 from common.log import get_logger
 from spoke.fuse import kernel
@@ -97,6 +97,7 @@ class Operations(Generic[HandleT]):
     """One mount's state: node ids, open files, open directories.
 
     ``cached_fraction``: how much of a file's version is cached, 0 to 1. ``virtual_files``: what ``.headrace/`` holds.
+    ``confirm``, if set, is awaited with a file's path before each open; when it returns the tree has the file as it is at the hub.
     ``lifetime_s``: how long the kernel may trust names and attributes; it is told of changes, so long.
     """
 
@@ -110,6 +111,7 @@ class Operations(Generic[HandleT]):
         ownership: Ownership | None = None,
         cached_fraction: Callable[[Entry], float] = lambda _entry: 0.0,
         virtual_files: Mapping[bytes, VirtualFile] | None = None,
+        confirm: Callable[[bytes], Awaitable[None]] | None = None,
         lifetime_s: float = DEFAULT_LIFETIME_S,
         negative_lifetime_s: float = FUSE_NEGATIVE_LIFETIME_S,
     ) -> None:
@@ -120,6 +122,7 @@ class Operations(Generic[HandleT]):
         self._ownership = ownership if ownership is not None else Ownership.of_this_process()
         self._cached_fraction = cached_fraction
         self._virtual = VirtualDirectory(virtual_files or {}, self._ownership.uid, self._ownership.gid)
+        self._confirm = confirm
         self._lifetime = kernel.lifetime(lifetime_s)
         self._negative = kernel.pack_negative_entry(kernel.lifetime(negative_lifetime_s))
         self._inodes = InodeTable(tree.root)
@@ -180,9 +183,9 @@ class Operations(Generic[HandleT]):
             if node is None:
                 continue
             known = self._inodes.known(node)
-            if news.event is Event.ATTRIBUTES or (news.event is Event.CONTENT and node.entry.kind is Kind.DIRECTORY):
+            if news.event is Event.ATTRIBUTES or (news.event is Event.CONTENT and node.is_directory):
                 if known is not None:
-                    known.entry = node.entry
+                    known.packed = node.packed
                     self._notices.attributes(known.node_id)
                 continue
             self._inodes.retire(node)
@@ -260,14 +263,14 @@ class Operations(Generic[HandleT]):
         if inode is None:
             return errno.ESTALE
         if inode is self._inodes.root:
-            inode.entry = inode.node.entry
+            inode.packed = inode.node.packed
         return kernel.pack_attributes(self._lifetime, self._fields(inode))
 
     def _readlink(self, node_id: int, _body: memoryview, _task_id: int) -> Reply:
         inode = self._inodes.get(node_id)
         if inode is None:
             return errno.ESTALE if not self._virtual.owns(node_id) else errno.EINVAL
-        return inode.entry.target if inode.entry.kind is Kind.SYMLINK else errno.EINVAL
+        return inode.entry.target if inode.kind is Kind.SYMLINK else errno.EINVAL
 
     def _access(self, _node_id: int, body: memoryview, _task_id: int) -> Reply:
         # default_permissions has the kernel check modes itself; writing is what is left to refuse.
@@ -290,7 +293,7 @@ class Operations(Generic[HandleT]):
         inode = self._inodes.get(node_id)
         if inode is None:
             return errno.ESTALE
-        if inode.entry.kind is not Kind.DIRECTORY:
+        if inode.kind is not Kind.DIRECTORY:
             return errno.ENOTDIR
         handle_id = self._new_handle_id()
         self._listings[handle_id] = Listing(inode)
@@ -332,8 +335,21 @@ class Operations(Generic[HandleT]):
         # ESTALE makes the kernel look the path up again and open what it finds then: the new version, under its node id.
         if inode is None or inode.is_outdated:
             return errno.ESTALE
-        if inode.entry.kind is not Kind.FILE:
-            return errno.EISDIR if inode.entry.kind is Kind.DIRECTORY else errno.ELOOP
+        if inode.kind is not Kind.FILE:
+            return errno.EISDIR if inode.kind is Kind.DIRECTORY else errno.ELOOP
+        if self._confirm is not None:
+            return self._open_confirmed(self._confirm, inode, task_id)
+        return self._open_now(inode, task_id)
+
+    async def _open_confirmed(self, confirm: Callable[[bytes], Awaitable[None]], inode: Inode, task_id: int) -> Bytes:
+        path = inode.node.path()
+        await confirm(path)
+        opened = errno.ESTALE if inode.is_outdated else self._open_now(inode, task_id)
+        if isinstance(opened, int):
+            raise StaleVersion(f"{path!r} is another version by now")
+        return opened
+
+    def _open_now(self, inode: Inode, task_id: int) -> Bytes | int:
         handle = self._reader.open(inode.node, task_id)
         try:
             if handle.version != inode.entry.version or handle.size_bytes != inode.entry.size_bytes:

@@ -7,15 +7,16 @@ of the event loop in between, and the link is paused while messages pile up.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from common import limits
-from common.errors import HeadraceError, ProtocolError
+from common.errors import HeadraceError, PeerError, ProtocolError, RevisionUnavailable
 from common.log import get_logger
 from common.runtime import cancel_and_wait
-from common.wire.messages import Subscribe
+from common.wire.messages import PIN, Subscribe, Welcome
 from spoke.namespace.journal import Journal
 from spoke.namespace.replica import FeedMessage, Outcome, Replica
 from spoke.namespace.tree import Invalidation
@@ -28,6 +29,10 @@ class FeedLink(Protocol):
 
     @property
     def is_open(self) -> bool: ...
+    @property
+    def welcome(self) -> Welcome | None: ...
+    @property
+    def error(self) -> HeadraceError | None: ...
     def send(self, message: Subscribe) -> None: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
@@ -57,16 +62,25 @@ class Follower:
         self._changed = asyncio.Condition()
         self.task: asyncio.Task[None] | None = None
         self.messages_total = 0
+        self.refusal: HeadraceError | None = None
+        """Why the hub will not give the tree that is asked for; asking again does not help."""
+        self._collector_held = False
 
     def start(self) -> None:
         self.task = asyncio.create_task(self._run(), name="replica follower")
 
     async def close(self) -> None:
         await cancel_and_wait(self.task)
+        self._hold_collector(False)
 
     async def usable(self, silence_timeout_s: float) -> None:
-        """Return once there is a tree to show; raises HeadraceError when nothing comes from the hub for so long."""
+        """Return once there is a tree to show; raises HeadraceError when nothing comes from the hub for so long.
+
+        Raises what the hub answered when it will not give the tree asked for.
+        """
         while not self._replica.usable:
+            if self.refusal is not None:
+                raise self.refusal
             seen = self.messages_total
             try:
                 async with asyncio.timeout(silence_timeout_s), self._changed:
@@ -109,6 +123,8 @@ class Follower:
 
     def feed_lost(self, link: FeedLink) -> None:
         if link is self._link:
+            if isinstance(link.error, RevisionUnavailable):
+                self.refusal = link.error
             self._link = None
             self._backlog.clear()
             self._work.set()
@@ -122,12 +138,15 @@ class Follower:
             self._work.clear()
             if self._link is None:
                 replica.disconnected()
+                self._hold_collector(False)
             if self._accept_wanted:
                 self._accept_wanted = False
                 await self._do(replica.accept(self._clock()))
             self._subscribe()
             while self._backlog and self._link is not None:
                 await self._take(self._link, self._backlog.popleft())
+                self._hold_collector(replica.is_building)
+                await asyncio.sleep(0)  # let reads go in between
                 if self._paused and len(self._backlog) < limits.FEED_BACKLOG_MAX // 2:
                     self._paused = False
                     self._link.resume()
@@ -157,8 +176,25 @@ class Follower:
             outcome = self._replica.proceed(self._clock())
         self._subscribe()
 
+    def _hold_collector(self, hold: bool) -> None:
+        """A million new objects would make the garbage collector walk all of them again and again, to find nothing."""
+        if hold == self._collector_held:
+            return
+        self._collector_held = hold
+        if hold:
+            gc.disable()
+        else:
+            gc.freeze()
+            gc.enable()
+
     def _subscribe(self) -> None:
         if self._subscribe_wanted and self._link is not None and self._link.is_open:
             self._subscribe_wanted = False
+            if self._replica.pin_reached:
+                return  # nothing that the hub could say would change it
+            welcome = self._link.welcome
+            if self._replica.pin is not None and (welcome is None or PIN not in welcome.capabilities):
+                self.refusal = PeerError("this hub is too old to give a pinned tree; start it in a newer release")
+                return
             self._backlog.clear()
             self._link.send(self._replica.subscribe_request(self._clock()))

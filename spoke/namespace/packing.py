@@ -8,10 +8,15 @@ has half as much to walk.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from common.entries import VERSION_BYTES, Entry, Kind
+from common.wire.entry_codec import Columns, EntryPage
 
 _HEAD = struct.Struct("<BHqQ")
+_FILE = struct.Struct(f"<BHqQ{VERSION_BYTES}s")
+_SIZE = struct.Struct("<11xQ")
 HEAD_BYTES = _HEAD.size
 KINDS: tuple[Kind | None, ...] = (None, Kind.FILE, Kind.DIRECTORY, Kind.SYMLINK)
 FILE, DIRECTORY, SYMLINK = int(Kind.FILE), int(Kind.DIRECTORY), int(Kind.SYMLINK)
@@ -46,6 +51,33 @@ def unpack_entry(packed: bytes) -> Entry:
     return Entry(Kind(kind), mode, size_bytes, mtime_ns, b"", tail)
 
 
+def packed_groups(entries: Sequence[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
+    """(directory, names, packed entries) of names that follow each other in one directory; the root is named ``b""`` in it.
+
+    Raises ValueError as :func:`pack_entry` does. What came in columns is packed in columns, with no entry in between.
+    """
+    if isinstance(entries, EntryPage):
+        for columns in entries.groups:
+            yield columns.directory, columns.names, pack_columns(columns)
+        return
+    for directory, run in groupby(entries, lambda item: item[0].rpartition(b"/")[0]):
+        start = len(directory) + 1 if directory else 0
+        found = list(run)
+        yield directory, [path[start:] for path, _ in found], [pack_entry(entry) for _, entry in found]
+
+
+def pack_columns(columns: Columns) -> list[bytes]:
+    """What :func:`pack_entry` makes of each entry in (checked) columns."""
+    _, names, kinds, modes, sizes, mtimes, versions, targets, _ = columns
+    starts = range(0, len(versions), VERSION_BYTES)
+    split = [versions[start : start + VERSION_BYTES] for start in starts]
+    if len(split) == len(names):
+        return list(map(_FILE.pack, kinds, modes, mtimes, sizes, split))
+    heads = map(_HEAD.pack, kinds, modes, mtimes, sizes)
+    tails = {FILE: iter(split), SYMLINK: iter(targets)}
+    return [head + next(tails[kind]) if kind in tails else head for kind, head in zip(kinds, heads, strict=True)]
+
+
 def check_packed(packed: bytes) -> None:
     """Raises ValueError unless these bytes have the shape of their kind."""
     length_bytes = len(packed)
@@ -61,6 +93,12 @@ def check_packed(packed: bytes) -> None:
 
 def packed_size_bytes(packed: bytes) -> int:
     return int.from_bytes(packed[_SIZE_AT:HEAD_BYTES], "little")
+
+
+def files_in(packed_entries: Iterable[bytes]) -> tuple[int, list[bytes]]:
+    """(bytes of all files together, the version of each) among packed entries."""
+    files = [packed for packed in packed_entries if packed[0] == FILE]
+    return sum(size_bytes for (size_bytes,) in map(_SIZE.unpack_from, files)), [packed[HEAD_BYTES:] for packed in files]
 
 
 def packed_version(packed: bytes) -> bytes:

@@ -15,6 +15,7 @@ from common import limits
 from common.errors import ProtocolError
 from common.log import get_logger
 from common.wire.messages import Changes, Heartbeat, SnapshotPage, Subscribe
+from spoke.namespace.pin import Pin
 from spoke.namespace.resync import StagedSnapshot
 from spoke.namespace.suspicion import Suspicion, could_lose_much, forecast, is_suspicious
 from spoke.namespace.tree import Invalidation, SequenceBroken, Tree
@@ -52,11 +53,16 @@ class Outcome:
 class Replica:
     """``tree`` as loaded from the journal, or empty. One owner calls everything, from one thread.
 
+    Pinned, the tree shown is that of one revision: it is not usable before it is reached, and never changes afterwards.
+
     ``suspicious``: what the hub announced and was not believed, or None; the tree is then the old one.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, pin: Pin | None = None, *, pin_reached: bool = False) -> None:
+        """``pin``: stay at one revision; ``pin_reached``: ``tree`` is the one it asks for."""
         self.tree = tree
+        self.pin = pin
+        self.pin_reached = pin_reached
         self.suspicious: Suspicion | None = None
         self.feed = Feed.BROKEN
         self.head_revision = tree.revision
@@ -76,14 +82,21 @@ class Replica:
     @property
     def usable(self) -> bool:
         """A tree has been loaded, from disk or from the hub."""
-        return self.tree.catalog_id != b""
+        return self.tree.catalog_id != b"" and (self.pin is None or self.pin_reached)
+
+    @property
+    def is_building(self) -> bool:
+        """A first snapshot is being taken in: many objects are made, and none is garbage."""
+        return self._staged is not None and self._staged.is_first
 
     @property
     def _wants_snapshot(self) -> bool:
-        return self._force_snapshot or not self.usable
+        return self._force_snapshot or self.tree.catalog_id == b""
 
     def staleness_s(self, now_s: float) -> float:
         """Time since the hub last confirmed this tree, or a change of it; infinite if it never did."""
+        if self.pin_reached:
+            return 0.0  # what is pinned does not age
         return max(0.0, now_s - self._heard_s) if self._heard_s is not None else float("inf")
 
     # --- the stream --------------------------------------------------------------------------------------
@@ -96,9 +109,10 @@ class Replica:
         self._asked_s = now_s
         if self.suspicious is not None:
             self._force_snapshot = True  # only the whole tree can clear it
+        pin = self.pin if self.pin is not None else Pin()
         if self._wants_snapshot:
-            return Subscribe(b"", 0)
-        return Subscribe(self.tree.catalog_id, self.tree.revision)
+            return Subscribe(b"", 0, pin.revision, pin.snapshot)
+        return Subscribe(self.tree.catalog_id, self.tree.revision, pin.revision, pin.snapshot)
 
     def disconnected(self) -> None:
         """The stream ended. A partial snapshot is dropped; the tree stays."""
@@ -109,6 +123,8 @@ class Replica:
     def receive(self, message: FeedMessage, now_s: float) -> Outcome:
         """Take the next message of the stream. Raises ProtocolError for what no hub may say."""
         assert self._work is None, "proceed() first: a snapshot is being applied"
+        if self.pin_reached:
+            return Outcome()
         if isinstance(message, SnapshotPage):
             return self._page(message, now_s)
         if self.feed is Feed.STAGING and isinstance(message, Changes):
@@ -152,7 +168,7 @@ class Replica:
 
     def _changes(self, message: Changes, now_s: float) -> Outcome:
         tree = self.tree
-        if message.catalog_id != tree.catalog_id:
+        if message.catalog_id != tree.catalog_id and (not message.former_id or message.former_id != tree.catalog_id):
             return self._resync("the hub's change log is another one", now_s, force_snapshot=True)
         if message.after_revision != tree.revision:
             if self.feed is Feed.AWAITING:
@@ -163,7 +179,9 @@ class Replica:
         self.feed = Feed.FOLLOWING
         if now_s - self._window_start_s > limits.SUSPICIOUS_WINDOW_S:
             self._window_start_s, self._window_lost = now_s, 0
-        if could_lose_much(tree, message.changes, self._window_lost):
+        if self.pin is not None:
+            pass  # who names a revision has asked for what it holds
+        elif could_lose_much(tree, message.changes, self._window_lost):
             lost = forecast(tree, message.changes)
             entries = tree.entry_count + self._window_lost
             if is_suspicious(entries, lost + self._window_lost):
@@ -189,7 +207,11 @@ class Replica:
         tree.revision = message.to_revision
         self.head_revision = max(self.head_revision, message.to_revision)
         self._heard_s = now_s
-        outcome.journal = message
+        if message.catalog_id == tree.catalog_id:
+            outcome.journal = message
+        else:
+            tree.catalog_id = message.catalog_id
+            outcome.rewrite = True  # a journal is of one catalog
         return outcome
 
     def _heartbeat(self, message: Heartbeat, now_s: float) -> Outcome:
@@ -202,6 +224,9 @@ class Replica:
                 force_snapshot=True,
             )
         self.head_revision = message.head_revision
+        if self.pin is not None and message.head_revision == self.tree.revision:
+            self.pin_reached = True
+            log.info("pinned", pin=str(self.pin), revision=self.tree.revision, entries=self.tree.entry_count)
         if self.feed is Feed.AWAITING and message.head_revision > self.tree.revision:
             return self._overdue(now_s)  # the changes are still to come
         self.feed = Feed.FOLLOWING
@@ -251,7 +276,7 @@ class Replica:
         for _ in staged.sweep():
             yield Outcome(more=True)
         entries = self.tree.entry_count
-        if is_suspicious(entries, staged.lost_entries):
+        if self.pin is None and is_suspicious(entries, staged.lost_entries):
             self._suspect(Suspicion(entries, staged.lost_entries, staged.revision, staged.catalog_id, now_s), staged)
             yield Outcome()
             return

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from common import limits
 from common.errors import ProtocolError
 from common.wire.messages import SnapshotPage
-from spoke.namespace.packing import DIRECTORY, pack_entry, packed_version
+from spoke.namespace.packing import DIRECTORY, packed_groups, packed_version
 from spoke.namespace.suspicion import Loss
 from spoke.namespace.tree import Invalidation, Node, SequenceBroken, Tree
 
@@ -38,40 +38,43 @@ class StagedSnapshot:
         # A first load has nothing to compare with: it is built apart, and adopted at once.
         self._built = tree.fresh() if tree.entry_count == 0 else None
 
+    @property
+    def is_first(self) -> bool:
+        """There was no tree to compare it with."""
+        return self._built is not None
+
     def belongs(self, page: SnapshotPage) -> bool:
         return page.catalog_id == self.catalog_id and page.revision == self.revision
 
     def add(self, page: SnapshotPage) -> None:
         """Take one page. Raises SequenceBroken when a parent is missing, a name comes twice, or more come than announced."""
-        rows = []
-        for path, entry in page.entries:
-            try:
-                rows.append((path, pack_entry(entry)))
-            except ValueError as error:
-                raise ProtocolError(f"{path!r} in a snapshot: {error}") from error
-        if self._built is not None:
-            _build(self._built, rows)
-        else:
-            self._compare(rows)
-        self.received += len(rows)
+        try:
+            for directory, names, packed in packed_groups(page.entries):
+                if self._built is not None:
+                    _build(self._built, directory, names, packed)
+                else:
+                    self._compare(directory, names, packed)
+        except ValueError as error:
+            raise ProtocolError(f"a snapshot's entry: {error}") from error
+        self.received += len(page.entries)
         if self.received > self.entry_count or (page.last and self.received != self.entry_count):
             raise SequenceBroken(f"a snapshot of {self.entry_count} names brought {self.received}")
 
-    def _compare(self, rows: list[tuple[bytes, bytes]]) -> None:
+    def _compare(self, directory: bytes, names: list[bytes], entries: list[bytes]) -> None:
         mark, tree, new_directories = self._mark, self._tree, self._new_directories
-        parent_path: bytes | None = None
-        parent: Node | None = None
-        for path, packed in rows:
-            above, _, name = path.rpartition(b"/")
-            if above != parent_path:
-                parent_path, parent = above, tree.resolve(above)
-                known = parent is not None and parent.is_directory and (parent.mark == mark or parent is tree.root)
-                if not known and above not in new_directories:
-                    raise SequenceBroken(f"{path!r} came in a snapshot before its parent directory")
-            node = tree.lookup(parent, name) if parent is not None else None
-            if not path and packed[0] != DIRECTORY:
-                raise SequenceBroken("the root came in a snapshot as no directory")
-            if path in new_directories or (node is not None and node.mark == mark):
+        parent = tree.resolve(directory)
+        known = parent is not None and parent.is_directory and (parent.mark == mark or parent is tree.root)
+        if not known and directory not in new_directories:
+            raise SequenceBroken(f"names in {directory!r} came in a snapshot before it")
+        prefix = directory + b"/" if directory else b""
+        children = parent.children if parent is not None else {}
+        for name, packed in zip(names, entries, strict=True):
+            if not prefix and not name:
+                self._compare_root(packed)
+                continue
+            node = children.get(name)
+            path = prefix + name
+            if (new_directories and path in new_directories) or (node is not None and node.mark == mark):
                 raise SequenceBroken(f"{path!r} came twice in a snapshot")
             if node is None or node.packed != packed:
                 self._different.append((path, packed))
@@ -79,6 +82,12 @@ class StagedSnapshot:
                     new_directories.add(path)
             if node is not None and node.packed[0] == packed[0]:
                 node.mark = mark
+
+    def _compare_root(self, packed: bytes) -> None:
+        if packed[0] != DIRECTORY:
+            raise SequenceBroken("the root came in a snapshot as no directory")
+        if self._tree.root.packed != packed:
+            self._different.append((b"", packed))
 
     def sweep(self) -> Iterator[None]:
         """Find what the snapshot does not hold, in steps; then ``lost_entries`` is known."""
@@ -134,30 +143,14 @@ class StagedSnapshot:
         yield told
 
 
-def _build(tree: Tree, rows: list[tuple[bytes, bytes]]) -> None:
+def _build(tree: Tree, directory: bytes, names: list[bytes], entries: list[bytes]) -> None:
     """Add new names, a parent before its children, to a tree that nobody else sees."""
-    parent_path: bytes | None = None
-    names: list[bytes] = []
-    entries: list[bytes] = []
-    for path, packed in rows:
-        if not path:
-            tree.upsert_packed(path, packed)
-            continue
-        above, _, name = path.rpartition(b"/")
-        if above != parent_path:
-            _add(tree, parent_path, names, entries)
-            parent_path, names, entries = above, [], []
-        names.append(name)
-        entries.append(packed)
-    _add(tree, parent_path, names, entries)
-
-
-def _add(tree: Tree, parent_path: bytes | None, names: list[bytes], entries: list[bytes]) -> None:
-    if parent_path is None:
-        return
-    parent = tree.resolve(parent_path)
+    if not directory and names[0] == b"":
+        tree.upsert_packed(b"", entries[0])
+        names, entries = names[1:], entries[1:]
+    parent = tree.resolve(directory)
     if parent is None or not parent.is_directory:
-        raise SequenceBroken(f"{names[0]!r} came in a snapshot before its parent directory {parent_path!r}")
+        raise SequenceBroken(f"{names[0]!r} came in a snapshot before its parent directory {directory!r}")
     try:
         tree.add_children(parent, names, entries)
     except ValueError as error:

@@ -7,8 +7,10 @@ state must be told.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import count, repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from spoke.namespace.packing import (
     DIRECTORY,
     FILE,
     KINDS,
+    files_in,
     pack_entry,
     packed_size_bytes,
     packed_version,
@@ -144,7 +147,7 @@ class Tree:
         self.epoch = 0
         self._next_serial = first_serial
         self._mark = 0
-        self._live: dict[bytes, int] = {}
+        self._live: Counter[bytes] = Counter()
 
     # --- reading -----------------------------------------------------------------------------------------
 
@@ -239,18 +242,14 @@ class Tree:
 
     def add_children(self, parent: Node, names: Sequence[bytes], packed_entries: Sequence[bytes]) -> None:
         """Many of :meth:`add_child` below one directory. Raises ValueError for a name that is there already."""
-        serial, mark, live, file_bytes = self._next_serial, self._mark, self._live, 0
         children = parent._children if parent._children is not None else {}
         parent._children = children
         expected = len(children) + len(names)
-        for name, packed in zip(names, packed_entries, strict=True):
-            children[name] = Node(name, parent, packed, serial, mark)
-            serial += 1
-            if packed[0] == FILE:
-                file_bytes += packed_size_bytes(packed)
-                version = packed_version(packed)
-                live[version] = live.get(version, 0) + 1
-        self._next_serial = serial
+        nodes = map(Node, names, repeat(parent), packed_entries, count(self._next_serial), repeat(self._mark))
+        children.update(zip(names, nodes, strict=True))
+        file_bytes, versions = files_in(packed_entries)
+        self._live.update(versions)
+        self._next_serial += len(names)
         self.entry_count += len(names)
         self.file_bytes += file_bytes
         if len(children) != expected:
@@ -316,8 +315,7 @@ class Tree:
         self.entry_count += 1
         if packed[0] == FILE:
             self.file_bytes += packed_size_bytes(packed)
-            live, version = self._live, packed_version(packed)
-            live[version] = live.get(version, 0) + 1
+            self._live[packed_version(packed)] += 1
 
     def _uncount(self, packed: bytes) -> None:
         self.entry_count -= 1

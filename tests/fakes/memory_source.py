@@ -14,7 +14,7 @@ from xxhash import xxh3_128_digest
 from common.blocks import BLOCK_BYTES, BlockRange, count_blocks
 from common.digest import block_digests
 from common.entries import Change, Entry, Kind, is_safe_path
-from common.errors import ProtocolError, RevisionGone, StaleVersion
+from common.errors import ProtocolError, RevisionGone, RevisionUnavailable, StaleVersion
 from common.serving.source import Extent, Snapshot
 
 _MTIME_NS = 1_700_000_000_000_000_000
@@ -45,6 +45,9 @@ class MemorySource:
         self.failure: BaseException | None = None
         """Raised by every read while set."""
         self.reads: list[tuple[bytes, BlockRange]] = []
+        self.checks: list[bytes] = []
+        self.former_ids: dict[bytes, int] = {}
+        self.snapshots: dict[str, tuple[int, dict[bytes, Entry]]] = {}
         self.reads_open = 0
         self._digests: dict[tuple[bytes, BlockRange], bytes] = {}
         for path, data in (files or {}).items():
@@ -90,6 +93,15 @@ class MemorySource:
         """Forget all changes so far: older revisions need a snapshot."""
         self._log.clear()
         self._floor_revision = self._head_revision
+
+    def name_snapshot(self, name: str) -> None:
+        """Keep the tree as it is now under a name."""
+        self.snapshots[name] = (self._head_revision, dict(self._entries))
+
+    def reopen(self, catalog_id: bytes) -> None:
+        """As a hub that starts again: the same catalog under a new id."""
+        self.former_ids[self.catalog_id] = self._head_revision
+        self.catalog_id = catalog_id
 
     def rebuild(self, catalog_id: bytes) -> None:
         """As if the catalog had been made anew over the same files."""
@@ -162,15 +174,33 @@ class MemorySource:
             digests = self._digests[version, blocks] = block_digests(version, blocks.first_block, piece)
         return Extent(blocks, piece, digests)
 
-    async def snapshot(self) -> Snapshot:
-        entries = sorted(self._entries.items())
+    def leads_from(self, catalog_id: bytes, revision: int) -> bool:
+        return catalog_id == self.catalog_id or revision <= self.former_ids.get(catalog_id, -1)
+
+    async def named_revision(self, name: str) -> int:
+        if name not in self.snapshots:
+            raise RevisionUnavailable(f"no snapshot {name!r}; there are {', '.join(self.snapshots)}")
+        return self.snapshots[name][0]
+
+    async def check(self, path: bytes) -> int:
+        self.checks.append(path)
+        if self.failure is not None:
+            raise self.failure
+        return self._head_revision
+
+    async def snapshot(self, revision: int | None = None) -> Snapshot:
+        kept = {self._head_revision: self._entries} | dict(self.snapshots.values())
+        revision = self._head_revision if revision is None else revision
+        if revision not in kept:
+            raise RevisionUnavailable(f"revision {revision} is not kept; there are {sorted(kept)}")
+        entries = sorted(kept[revision].items())
         page_entries = self.page_entries
 
         async def pages() -> AsyncIterator[Sequence[tuple[bytes, Entry]]]:
             for start in range(0, len(entries), page_entries):
                 yield entries[start : start + page_entries]
 
-        return Snapshot(self._head_revision, len(entries), pages())
+        return Snapshot(revision, len(entries), pages())
 
     async def changes_since(self, revision: int, limit: int) -> Sequence[Change]:
         if not self._floor_revision <= revision <= self._head_revision:

@@ -17,6 +17,8 @@ from common.wire.message_codec import TYPE_OF, decode, encode
 from common.wire.messages import (
     Cancel,
     Changes,
+    Check,
+    Checked,
     Codec,
     Data,
     Error,
@@ -49,6 +51,7 @@ ENTRIES = (
 SAMPLES: dict[str, tuple[int, Message]] = {
     "hello": (0, Hello((1, 2), "c4", "räck-7", CATALOG, (Codec.RAW, Codec.ZSTD), ("future",))),
     "welcome": (0, Welcome(1, "c4", CATALOG, 1 << 40, 2000, (Codec.RAW,), ())),
+    "welcome-buffer": (0, Welcome(1, "c4", CATALOG, 300, 2000, (Codec.RAW, Codec.ZSTD), (), 4_194_304)),
     "subscribe-new": (1, Subscribe(b"", 0)),
     "subscribe-resume": (2, Subscribe(CATALOG, 300)),
     "snapshot": (1, SnapshotPage(CATALOG, 300, 4, True, ENTRIES)),
@@ -57,6 +60,7 @@ SAMPLES: dict[str, tuple[int, Message]] = {
         2,
         Changes(CATALOG, 300, 304, (Change(301, b"train/x", None), Change(303, *ENTRIES[1]), Change(304, *ENTRIES[3]))),
     ),
+    "changes-former": (1, Changes(CATALOG, 304, 304, (), VERSION)),
     "heartbeat": (2, Heartbeat(CATALOG, 304)),
     "read": (
         9,
@@ -72,6 +76,11 @@ SAMPLES: dict[str, tuple[int, Message]] = {
     "error-request": (9, Error("stale", "train/x changed", False)),
     "error-connection": (0, Error("unknown-dataset", "no dataset 'c5' here; c4", False)),
     "goodbye": (0, Goodbye("restart")),
+    "subscribe-revision": (1, Subscribe(CATALOG, 300, 290)),
+    "subscribe-snapshot": (1, Subscribe(b"", 0, None, "epoch-1")),
+    "check": (0, Check(0xFFFF_FFFF_FFFF_FFFF, b"train/\xff\xfe")),
+    "checked": (0, Checked(7, CATALOG, 304)),
+    "checked-not": (0, Checked(8, CATALOG, 304, "source-read", "the disk is away")),
 }
 
 

@@ -152,6 +152,7 @@ class Run:
         self.state_dir = top / "state"
         self.contents: dict[bytes, bytes] = {}
         self.replica: dict[bytes, Entry] = {}
+        self.trees: dict[int, dict[bytes, Entry]] = {}
         self.seen_revision = 0
         self.catalog_id = b""
         self.source: HubSource | None = None
@@ -195,10 +196,13 @@ class Run:
     async def check(self, source: HubSource) -> None:
         if source.catalog_id != self.catalog_id:
             self.catalog_id, self.seen_revision, self.replica = source.catalog_id, 0, {}
+            self.trees = {}
         changes = await source.changes_since(self.seen_revision, 1_000_000)
         assert [change.revision for change in changes] == list(range(self.seen_revision + 1, source.head_revision + 1))
         self.seen_revision = source.head_revision
-        replay(self.replica, changes)
+        for change in changes:
+            replay(self.replica, [change])
+            self.trees[change.revision] = dict(self.replica)
         snapshot = await source.snapshot()
         listed = [item async for page in snapshot.pages for item in page]
         tree = dict(listed)
@@ -208,8 +212,17 @@ class Run:
             (path.rpartition(b"/")[0], path.rpartition(b"/")[2]) for path in tree
         )
         assert self.replica == tree
+        await self.check_earlier(source)
         assert shown(tree) == walk(os.fsencode(self.root))
         await self.check_versions(source, tree)
+
+    async def check_earlier(self, source: HubSource) -> None:
+        """Trees of earlier revisions, those in the middle of a batch included, are what the log said they were."""
+        for revision in sorted(self.trees)[-4:-1] + sorted(self.trees)[:2]:
+            snapshot = await source.snapshot(revision)
+            listed = [item async for page in snapshot.pages for item in page]
+            assert len(listed) == snapshot.entry_count
+            assert dict(listed) == self.trees[revision]
 
     async def check_versions(self, source: HubSource, tree: dict[bytes, Entry]) -> None:
         by_inode: dict[int, bytes] = {}

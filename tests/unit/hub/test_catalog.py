@@ -2,6 +2,7 @@ import asyncio
 import os
 import sqlite3
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from common import limits
 from common.entries import Kind
 from common.errors import DiskError, HeadraceError, RevisionGone, UsageError
+from hub import snapshots
 from hub.catalog import Catalog
 from hub.scan import Listing
 from hub.versions import DIRECTORY, FILE, Evidence, Facts
@@ -62,7 +64,9 @@ async def test_identity_and_content_survive_closing(state_dir: Path) -> None:
     first.close()
     second = Catalog.open(state_dir, "ds")
     try:
-        assert second.catalog_id == first.catalog_id
+        assert second.catalog_id != first.catalog_id
+        assert second.leads_from(first.catalog_id, first.head_revision)
+        assert not second.leads_from(first.catalog_id, first.head_revision + 1)
         assert second.head_revision == 3
         assert [change.path for change in await second.changes_since(1, 10)] == [b"d", b"d/b"]
         assert second.apply((), [listing(b"", a=file(1), d=DIR), listing(b"d", b=file(2))], NO_EVIDENCE).changes == 0
@@ -124,7 +128,7 @@ async def test_changes_come_in_pages_and_the_floor_is_told(catalog: Catalog, mon
 async def test_a_snapshot_shows_its_revision_whatever_comes_after(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "SNAPSHOT_PAGE_MAX_ENTRIES", 2)
+    monkeypatch.setattr(limits, "FEED_FRAME_MAX_ENTRIES", 2)
     tree = [
         listing(b"", b=DIR, a=file(1), **{"b-": DIR}),
         listing(b"b", y=file(3), x=file(2)),
@@ -143,10 +147,10 @@ async def test_a_snapshot_shows_its_revision_whatever_comes_after(
 
 
 async def test_snapshot_pages_are_bounded_in_bytes(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SNAPSHOT_PAGE_MAX_BYTES", 500)
+    monkeypatch.setattr(limits, "FRAME_PAYLOAD_MAX_BYTES", 800)
     catalog.apply((), [listing(b"", **{f"{number:0200}": file(number + 1) for number in range(5)})], NO_EVIDENCE)
     snapshot = await catalog.snapshot()
-    assert [len(page) async for page in snapshot.pages] == [2, 2, 1]
+    assert [len(page) async for page in snapshot.pages] == [2, 1, 2]
 
 
 async def test_snapshots_expire_and_give_their_slot_back(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +256,54 @@ def test_a_failing_database_is_translated(catalog: Catalog) -> None:
 
 
 def test_snapshot_needs_no_sort(catalog: Catalog) -> None:
-    from hub.catalog_tables import SNAPSHOT_QUERY
+    for query in (snapshots.HEAD_QUERY, snapshots.PAST_QUERY):
+        plan = " ".join(row[3] for row in catalog._database.execute(f"EXPLAIN QUERY PLAN {query}", {"revision": 1}))
+        assert "TEMP B-TREE" not in plan
 
-    plan = " ".join(row[3] for row in catalog._database.execute(f"EXPLAIN QUERY PLAN {SNAPSHOT_QUERY}"))
-    assert "TEMP B-TREE" not in plan
+
+async def test_a_catalog_put_back_from_a_backup_does_not_pass_for_the_one_it_was(state_dir: Path) -> None:
+    first = Catalog.open(state_dir, "ds")
+    first.apply((), [listing(b"", a=file(1))], NO_EVIDENCE)
+    saved_id, saved_revision = first.catalog_id, first.head_revision
+    first.close()
+    backup = (state_dir / "ds.catalog").read_bytes()
+    second = Catalog.open(state_dir, "ds")
+    second.apply((), [listing(b"", a=file(1), b=file(2))], NO_EVIDENCE)
+    seen_id, seen_revision = second.catalog_id, second.head_revision
+    second.close()
+    (state_dir / "ds.catalog").write_bytes(backup)
+    restored = Catalog.open(state_dir, "ds")
+    restored.apply((), [listing(b"", a=file(1), c=file(3))], NO_EVIDENCE)
+    assert restored.head_revision == seen_revision  # the same number for another tree
+    assert not restored.leads_from(seen_id, seen_revision)
+    assert not restored.leads_from(seen_id, saved_revision)  # it has never heard of that id
+    assert restored.leads_from(saved_id, saved_revision)
+    restored.close()
+
+
+def test_former_ids_go_with_the_log_they_lead_into(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CHANGE_LOG_MAX_CHANGES", 1)
+    for number in range(1, 5):
+        catalog = Catalog.open(state_dir, "ds")
+        catalog.apply((), [listing(b"", a=file(number))], NO_EVIDENCE)
+        catalog.close()
+    catalog = Catalog.open(state_dir, "ds")
+    assert catalog._database.execute("SELECT COUNT(*) FROM former_ids").fetchone()[0] == 2
+    catalog.close()
+
+
+def test_while_a_batch_is_applied_the_caller_goes_on(catalog: Catalog) -> None:
+    called = threading.Event()
+
+    def waits_for_the_caller() -> Iterator[Listing]:
+        assert called.wait(10)
+        yield listing(b"", a=file(1))
+
+    assert catalog.apply((), waits_for_the_caller(), NO_EVIDENCE, called.set).changes == 1
+    called.clear()
+
+    def paths() -> Iterator[bytes]:
+        assert called.wait(10)
+        yield b"a"
+
+    assert catalog.linked_names(paths(), (), called.set) == set()

@@ -8,7 +8,7 @@ import pytest
 
 from common.entries import is_safe_path
 from hub.export import Export
-from hub.scan import Scanner
+from hub.scan import Look, Scanner
 from hub.versions import DIRECTORY, FILE, SYMLINK
 
 
@@ -106,3 +106,15 @@ def test_a_directory_is_announced_before_it_is_listed(root: Path) -> None:
     # and what came into it moved its mtime after its parent was listed
     assert (again.path, again.complete) == (b"", False)
     assert again.entries[b"d"] != top.entries[b"d"]
+
+
+def test_between_many_names_the_caller_is_let_in(tmp_path: Path) -> None:
+    for number in range(600):
+        (tmp_path / f"f{number}").touch()
+    calls: list[int] = []
+    scanner = Scanner(Export(tmp_path, "ds"), meanwhile=lambda: calls.append(1))
+    (listing,) = scanner.observe_paths({b"f%d" % number for number in range(600)})
+    assert len(listing.entries) == 600
+    assert len(calls) >= 2
+    assert scanner.look_at(b"f1") == Look(listing.entries[b"f1"])
+    assert scanner.look_at(b"none") == scanner.look_at(b"none/below") == Look(None)

@@ -7,11 +7,15 @@ from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common import limits
 from common.entries import Change, Entry, Kind
 from common.errors import ProtocolError
 from common.wire.entry_codec import (
+    EntryPacker,
+    Row,
     decode_changes,
     decode_entries,
     encode_changes,
@@ -19,6 +23,7 @@ from common.wire.entry_codec import (
     split_changes,
     split_entries,
 )
+from tests.strategies import entries, paths
 
 FILE = Entry(Kind.FILE, 0o644, 10, 20, b"v" * 16)
 LINK = Entry(Kind.SYMLINK, 0o777, 3, 20, b"", b"../elsewhere")
@@ -154,3 +159,61 @@ def test_pages_are_cut_at_the_count_and_at_the_bytes_and_lose_nothing() -> None:
 def test_neighbours_share_their_directory() -> None:
     entries = [(b"a/rather/long/directory/shard-%05d.bin" % number, FILE) for number in range(1000)]
     assert len(encode_entries(entries)) / 1000 < 56
+
+
+def rows(entries: list[tuple[bytes, Entry]]) -> list[Row]:
+    """As a catalog has them."""
+    return [
+        (
+            *path.rpartition(b"/")[::2],
+            int(entry.kind),
+            entry.mode,
+            entry.size_bytes,
+            entry.mtime_ns,
+            entry.version,
+            entry.target,
+        )
+        for path, entry in entries
+    ]
+
+
+@given(
+    st.lists(st.tuples(paths, entries), max_size=30, unique_by=lambda item: item[0]),
+    st.integers(1, 9),
+    st.integers(1, 9),
+)
+def test_rows_packed_in_pages_are_the_entries(found: list[tuple[bytes, Entry]], page_entries: int, step: int) -> None:
+    packer = EntryPacker(page_entries)
+    packed = rows(found)
+    pages = [page for start in range(0, len(packed), step) for page in packer.add(packed[start : start + step])]
+    pages.append(packer.flush())
+    assert max(map(len, pages)) <= page_entries
+    assert [item for page in pages for item in page] == found
+    for page in pages:
+        assert decode_entries(encode_entries(page)) == page == tuple(page)
+
+
+def test_rows_too_long_for_one_frame_are_split() -> None:
+    link = Entry(Kind.SYMLINK, 0o777, 4000, 0, b"", b"t" * 4000)
+    found = [(b"d/%d" % number, link) for number in range(600)]
+    pages = [*(packer := EntryPacker()).add(rows(found)), packer.flush()]
+    assert [item for page in pages for item in page] == found
+    assert max(len(page.payload) for page in pages) <= limits.FRAME_PAYLOAD_MAX_BYTES
+    assert len(pages) > 2
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (b"", b"a/b", 1, 0, 0, 0, bytes(16), b""),
+        (b"..", b"a", 1, 0, 0, 0, bytes(16), b""),
+        (b"", b"a", 4, 0, 0, 0, b"", b""),
+        (b"", b"a", 1, 0, -1, 0, bytes(16), b""),
+        (b"", b"a", 1, 0, 0, 0, bytes(15), b""),
+        (b"", b"a", 3, 0, 0, 0, b"", b""),
+        (b"", b"a", 300, 0, 0, 0, b"", b""),
+    ],
+)
+def test_a_row_that_breaks_a_rule_is_refused(row: Row) -> None:
+    with pytest.raises(ProtocolError):
+        list(EntryPacker().add([row]))

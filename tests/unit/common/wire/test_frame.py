@@ -35,8 +35,8 @@ def test_a_header_says_what_was_put_in() -> None:
         _header(10, 10, FrameType.READ, FLAG_LAST),
         _header(10, 10, FrameType.DATA, 4),
         _header(10, 10, 0),
-        _header(10, 10, 16, FLAG_LAST),
-        _header(10 + limits.FRAME_PAYLOAD_MAX_BYTES + 1, 10, 16, FLAG_OPTIONAL),
+        _header(10, 10, 200, FLAG_LAST),
+        _header(10 + limits.FRAME_PAYLOAD_MAX_BYTES + 1, 10, 200, FLAG_OPTIONAL),
     ],
     ids=lambda packed: packed.hex(),
 )
@@ -48,4 +48,4 @@ def test_a_header_beyond_its_bounds_is_refused(packed: bytes) -> None:
 def test_the_bounds_themselves_pass() -> None:
     largest = limits.FRAME_MAP_MAX_BYTES + limits.FRAME_PAYLOAD_MAX_BYTES
     assert parse_header(_header(largest, limits.FRAME_MAP_MAX_BYTES)).payload_bytes == limits.FRAME_PAYLOAD_MAX_BYTES
-    assert parse_header(_header(largest, limits.FRAME_MAP_MAX_BYTES, 16, FLAG_OPTIONAL | 0xFF00)).type is None
+    assert parse_header(_header(largest, limits.FRAME_MAP_MAX_BYTES, 200, FLAG_OPTIONAL | 0xFF00)).type is None

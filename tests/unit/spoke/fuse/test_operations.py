@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fuse_support import Dataset, OpenVersion
 
 from common.entries import Entry, Kind
+from common.errors import HeadraceError
 from spoke.fuse import kernel
 from spoke.fuse.attributes import Ownership, blksize_bytes
 from spoke.fuse.kernel import ROOT_NODE_ID, Opcode
@@ -243,3 +245,71 @@ def test_modes_and_block_sizes() -> None:
         1 << 20,
         4096,
     ]
+
+
+# --- opens that the hub confirms -----------------------------------------------------------------------------
+
+
+class Hub:
+    """What is asked before an open; ``then`` happens before the answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+        self.then: Callable[[], Any] = list
+
+    async def confirm(self, path: bytes) -> None:
+        self.asked.append(path)
+        self.then()
+
+
+@pytest.fixture
+def strict(dataset: Dataset) -> tuple[Kernel, Hub]:
+    hub = Hub()
+    kernel_side = Kernel(dataset)
+    kernel_side.operations = Operations(
+        dataset.tree, dataset.reader, kernel_side.heard, kernel_side.passthrough, confirm=hub.confirm
+    )
+    return kernel_side, hub
+
+
+async def test_a_confirmed_open_is_an_open(strict: tuple[Kernel, Hub], dataset: Dataset) -> None:
+    it, hub = strict
+    dataset.mkdir(b"d")
+    dataset.put(b"d/f", b"bytes")
+    node_id = it.lookup(b"f", it.lookup(b"d"))
+    reply = await it.ask(Opcode.OPEN, node_id, struct.pack("<II", 0, 0))
+    handle_id = struct.unpack("<QIi", reply)[0]
+    assert handle_id > 0
+    assert hub.asked == [b"d/f"]
+    assert it.operations.open_files == 1
+
+
+async def test_what_the_hub_has_changed_meanwhile_must_be_looked_up_again(
+    strict: tuple[Kernel, Hub], dataset: Dataset
+) -> None:
+    it, hub = strict
+    dataset.put(b"f", b"old")
+    node_id = it.lookup(b"f")
+    for change in (lambda: dataset.put(b"f", b"newer"), lambda: dataset.remove(b"f")):
+        hub.then = change
+        with pytest.raises(HeadraceError) as raised:
+            await it.ask(Opcode.OPEN, node_id, struct.pack("<II", 0, 0))
+        assert raised.value.errno == errno.ESTALE
+        hub.then = list
+        dataset.put(b"f", b"again")
+        node_id = it.lookup(b"f")
+    assert it.operations.open_files == 0
+
+
+async def test_directories_links_and_outdated_names_are_not_asked_about(
+    strict: tuple[Kernel, Hub], dataset: Dataset
+) -> None:
+    it, hub = strict
+    dataset.mkdir(b"d")
+    dataset.put(b"f", b"old")
+    outdated = it.lookup(b"f")
+    dataset.put(b"f", b"new")
+    body = struct.pack("<II", 0, 0)
+    assert it.ask(Opcode.OPEN, it.lookup(b"d"), body) == errno.EISDIR
+    assert it.ask(Opcode.OPEN, outdated, body) == errno.ESTALE
+    assert hub.asked == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from names_support import CATALOG, OTHER_CATALOG, Model, batch, contents, directory, file, filled, pages, symlink
@@ -10,7 +12,10 @@ from names_support import CATALOG, OTHER_CATALOG, Model, batch, contents, direct
 from common import limits
 from common.entries import Change, Entry
 from common.errors import ProtocolError
+from common.wire.entry_codec import decode_entries, encode_entries
 from common.wire.messages import Changes, Heartbeat, SnapshotPage, Subscribe
+from spoke.namespace import pin
+from spoke.namespace.pin import Pin
 from spoke.namespace.replica import Feed, FeedMessage, Outcome, Replica
 from spoke.namespace.tree import Event, Tree
 
@@ -424,3 +429,97 @@ def test_edits_are_no_loss() -> None:
     drive(replica, batch(5, *sorted(edited.items())))
     assert replica.suspicious is None
     assert contents(replica.tree) == edited
+
+
+# --- pinned ------------------------------------------------------------------------------------------------
+
+OLD: Model = {b"d": directory(), b"d/f": file(9)}
+
+
+def test_a_pinned_replica_asks_for_its_revision_and_stays_there() -> None:
+    replica = Replica(Tree(), Pin(revision=3))
+    assert replica.subscribe_request(0.0) == Subscribe(b"", 0, 3)
+    drive(replica, *pages(OLD, 3))
+    assert not replica.usable  # the hub has not said that this is it
+    drive(replica, Heartbeat(CATALOG, 3))
+    assert replica.usable
+    outcomes = drive(replica, batch(3, (b"x", file(1))), Heartbeat(OTHER_CATALOG, 9), *pages(MODEL, 9))
+    assert contents(replica.tree) == OLD
+    assert not any(outcome.journal or outcome.rewrite or outcome.resubscribe for outcome in outcomes)
+    assert replica.staleness_s(1e9) == 0.0
+
+
+def test_a_pinned_replica_goes_back_as_well_as_forward() -> None:
+    back = Replica(filled(MODEL, 5), Pin(snapshot="old"))
+    assert back.subscribe_request(0.0) == Subscribe(CATALOG, 5, None, "old")
+    assert not back.usable
+    drive(back, *pages(OLD, 3), Heartbeat(CATALOG, 3))
+    assert (contents(back.tree), back.tree.revision, back.usable) == (OLD, 3, True)
+    forward = Replica(filled(MODEL, 5), Pin(revision=7))
+    forward.subscribe_request(0.0)
+    drive(forward, batch(5, (b"l", None)), Changes(CATALOG, 6, 7, ()), Heartbeat(CATALOG, 7))
+    assert (forward.tree.revision, forward.usable, b"l" in contents(forward.tree)) == (7, True, False)
+
+
+def test_what_a_pinned_revision_lacks_is_not_suspicious() -> None:
+    replica = Replica(filled(BIG, 5), Pin(revision=2))
+    replica.subscribe_request(0.0)
+    drive(replica, *pages({}, 2), Heartbeat(CATALOG, 2))
+    assert replica.suspicious is None
+    assert replica.usable
+    assert contents(replica.tree) == {}
+
+
+def test_names_on_disk_that_are_the_pinned_ones_need_no_hub(tmp_path: Path) -> None:
+    revision, named = Pin(revision=5), Pin(snapshot="s")
+    assert pin.is_at(tmp_path, revision, CATALOG, 5)
+    assert not pin.is_at(tmp_path, revision, CATALOG, 6)
+    assert not pin.is_at(tmp_path, revision, b"", 5)
+    assert not pin.is_at(tmp_path, named, CATALOG, 5)
+    pin.remember(tmp_path, named, CATALOG, 5)
+    assert pin.is_at(tmp_path, named, CATALOG, 5)
+    assert not pin.is_at(tmp_path, named, OTHER_CATALOG, 5)
+    assert not pin.is_at(tmp_path, named, CATALOG, 6)
+    assert not pin.is_at(tmp_path, Pin(snapshot="other"), CATALOG, 5)
+    (tmp_path / pin.RECORD_NAME).write_text("{")
+    assert not pin.is_at(tmp_path, named, CATALOG, 5)
+    replica = Replica(filled(MODEL), named, pin_reached=True)
+    assert replica.usable
+
+
+def test_pages_in_columns_and_pages_of_pairs_make_the_same_tree() -> None:
+    for start in ({}, {b"d": directory(0o700), b"d/f": file(7), b"gone": file(8)}):
+        trees = []
+        for columns in (False, True):
+            replica = Replica(filled(start, 5) if start else Tree())
+            replica.subscribe_request(0.0)
+            sent = pages(MODEL, 9)
+            if columns:
+                sent = [replace(page, entries=decode_entries(encode_entries(page.entries))) for page in sent]
+            drive(replica, *sent)
+            trees.append(contents(replica.tree))
+        assert trees == [MODEL, MODEL]
+
+
+def test_a_catalog_that_goes_on_under_a_new_id_is_followed() -> None:
+    replica = Replica(filled(MODEL))
+    replica.subscribe_request(0.0)
+    (outcome,) = drive(replica, Changes(OTHER_CATALOG, 5, 5, (), CATALOG))
+    assert outcome.rewrite  # the journal is of one catalog
+    assert not outcome.resubscribe
+    drive(replica, batch(5, (b"l", None), catalog_id=OTHER_CATALOG), Heartbeat(OTHER_CATALOG, 6))
+    assert (replica.tree.revision, replica.tree.catalog_id) == (6, OTHER_CATALOG)
+    assert replica.subscribe_request(1.0) == Subscribe(OTHER_CATALOG, 6)
+
+
+def test_a_new_id_that_follows_another_tree_than_ours_is_not_believed() -> None:
+    for message in (
+        Changes(OTHER_CATALOG, 5, 5, (), b"e" * 16),
+        Changes(OTHER_CATALOG, 5, 6, (Change(6, b"l", None),)),
+    ):
+        replica = Replica(filled(MODEL))
+        replica.subscribe_request(0.0)
+        (outcome,) = drive(replica, message)
+        assert outcome.resubscribe
+        assert contents(replica.tree) == MODEL
+        assert replica.subscribe_request(1.0) == Subscribe(b"", 0)

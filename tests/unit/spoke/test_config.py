@@ -1,0 +1,41 @@
+"""Settings of a spoke that exclude each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.config import load
+from common.errors import UsageError
+from spoke.config import SpokeSettings
+
+NEEDED = {"hub": "h:1", "dataset": "d", "cache_dir": Path("/c")}
+
+
+def settings(**flags: Any) -> SpokeSettings:
+    return load(SpokeSettings, file=None, environ={}, flags={**NEEDED, **flags}).settings
+
+
+def test_a_mount_stays_at_one_tree_or_follows() -> None:
+    assert settings().consistency == "lease"
+    assert settings(revision=0).revision == 0
+    assert settings(snapshot="s").snapshot == "s"
+    assert settings(consistency="strict").consistency == "strict"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"revision": 1, "snapshot": "s"}, "exclude each other"),
+        ({"revision": 0, "consistency": "strict"}, "give one of them"),
+        ({"snapshot": "s", "consistency": "strict"}, "give one of them"),
+        ({"revision": -1}, "revision"),
+        ({"snapshot": "x" * 65}, "snapshot"),
+        ({"consistency": "eventual"}, "consistency"),
+    ],
+)
+def test_what_cannot_be_together_or_at_all(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        settings(**flags)
