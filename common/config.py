@@ -28,6 +28,8 @@ def checked(parse: Any) -> Any:
             return parse(value)
         except UsageError as error:
             raise ValueError(str(error)) from None
+        except (AttributeError, TypeError):  # a TOML file may hold any type
+            raise ValueError(f"{value!r} is not understood here; write it as text in quotes") from None
 
     return BeforeValidator(validator)
 
@@ -37,10 +39,18 @@ def _checked_address(text: str) -> str:
     return text
 
 
+def parse_dataset_name(text: str) -> str:
+    """The name a dataset is served under: one word that can stand in a path, a URL and a metric's label. Raises UsageError."""
+    if not text.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(text) > 100:
+        raise UsageError(f"dataset name {text!r}: letters, digits, '-', '_' and '.', at most 100")
+    return text
+
+
 SizeBytes = Annotated[int, checked(parse_size)]
 RateBytesPerS = Annotated[float, checked(parse_rate)]
 DurationS = Annotated[float, checked(parse_duration)]
 Address = Annotated[str, checked(_checked_address)]
+DatasetName = Annotated[str, checked(parse_dataset_name)]
 
 
 class Settings(BaseModel):

@@ -280,7 +280,7 @@ async def test_an_ordinary_user_mounts_through_the_helper() -> None:
         pytest.skip("/etc/fuse.conf lets every user allow others here")
     base = Path(await asyncio.to_thread(_directory_of, user))
     # Not started as that user, who may not be able to reach the interpreter: it steps down once all is imported.
-    step_down = f"import os; os.chdir('/'); os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
+    step_down = f"import os, structlog; os.chdir('/'); os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
     server = SERVER.replace("asyncio.run(main())", step_down + "asyncio.run(main())")
     open_device = 'mknod -m 666 "$0/fuse" c 10 229 && mount --bind "$0/fuse" /dev/fuse && exec "$@"'
     inside = ["unshare", "--mount", "--propagation", "private", "sh", "-c", open_device, os.fspath(base)]
