@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench.lab import Lab, raise_on_sigterm, why_no_mount
+from bench.lab import Lab, ready
 from bench.path import ROOT, GivenWay
 from bench.read_path import DATASET, FILE, READ_BYTES, read_in_order, write_random
-from common.errors import HeadraceError, UsageError
+from common.errors import HeadraceError
 from common.terminal import EXIT_FAILED, EXIT_USAGE
 from common.units import parse_size
 
@@ -181,14 +181,8 @@ def main() -> int:
     parser.add_argument("--spoke-flag", action="append", default=[], help="a flag for headrace-spoke mount")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/out", help="where the JSON goes")
     console = Console(highlight=False, soft_wrap=True)
-    raise_on_sigterm()
-    try:
-        arguments = parser.parse_args()
-        if reason := why_no_mount():
-            raise UsageError(f"this machine cannot mount: {reason}")
-        arguments.out.mkdir(parents=True, exist_ok=True)
-    except UsageError as error:
-        console.print(f"[red]error:[/] {escape(str(error))}")
+    arguments = ready(console, parser.parse_args)
+    if arguments is None:
         return EXIT_USAGE
     with Lab() as lab:
         try:

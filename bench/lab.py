@@ -20,16 +20,19 @@ import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from rich.markup import escape
 
 from bench.link import LinkShape
 from bench.path import ROOT, Kind, Way, make_way
-from common.errors import HeadraceError
+from common.errors import HeadraceError, UsageError
 from common.units import format_address, parse_address
 from spoke.fuse.mountpoint import detach, fusermount, mounts_at
 
@@ -71,6 +74,20 @@ def raise_on_sigterm() -> None:
         raise SystemExit(143)
 
     signal.signal(signal.SIGTERM, stop)
+
+
+def ready(console: Console, parse: Callable[[], Namespace]) -> Namespace | None:
+    """What ``parse`` gives, on a machine that can mount, with its ``out`` directory made; None once the reason why not is said."""
+    raise_on_sigterm()
+    try:
+        arguments = parse()
+        if reason := why_no_mount():
+            raise UsageError(f"this machine cannot mount: {reason}")
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except UsageError as error:
+        console.print(f"[red]error:[/] {escape(str(error))}")
+        return None
+    return arguments
 
 
 class Lab:

@@ -29,10 +29,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.demo.summary import difference, reads_seen
-from bench.lab import Lab, Spoke, raise_on_sigterm, why_no_mount
+from bench.lab import Lab, Spoke, ready
 from bench.link import LinkShape
 from bench.path import ROOT, describe, make_way
-from common.errors import HeadraceError, UsageError
+from common.errors import HeadraceError
 from common.terminal import EXIT_FAILED, EXIT_USAGE
 from common.units import format_size, parse_duration, parse_rate, parse_size
 
@@ -222,14 +222,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "bench/out", help="where the JSON goes")
     parser.add_argument("--keep", action="store_true", help="leave the temporary directory")
     console = Console(highlight=False, soft_wrap=True)
-    raise_on_sigterm()
-    try:
-        arguments = parser.parse_args()
-        if reason := why_no_mount():
-            raise UsageError(f"this machine cannot mount: {reason}")
-        arguments.out.mkdir(parents=True, exist_ok=True)
-    except UsageError as error:
-        console.print(f"[red]error:[/] {escape(str(error))}")
+    arguments = ready(console, parser.parse_args)
+    if arguments is None:
         return EXIT_USAGE
     with Lab(keep=arguments.keep) as lab:
         try:

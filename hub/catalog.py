@@ -24,7 +24,6 @@ from urllib.parse import quote
 from common import limits
 from common.entries import Change
 from common.errors import DiskError, RevisionGone, UsageError
-from common.log import get_logger
 from common.serving.source import Snapshot
 from common.wire.entry_codec import EntryPacker, EntryPage
 from hub import catalog_tables, snapshots
@@ -34,7 +33,6 @@ from hub.catalog_tables import Resolved
 from hub.scan import Listing
 from hub.versions import Evidence, InodeKey, Known
 
-log = get_logger(__name__)
 _T = TypeVar("_T")
 
 _MEANWHILE_S = 0.01

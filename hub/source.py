@@ -11,7 +11,6 @@ from types import TracebackType
 from common.blocks import BlockRange
 from common.entries import Change
 from common.errors import DiskError, HeadraceError, SourceReadError, UsageError
-from common.log import get_logger
 from common.serving.source import Extent, Snapshot
 from hub.catalog import Catalog
 from hub.catalog_tables import Resolved
@@ -19,8 +18,6 @@ from hub.export import Export
 from hub.reader import Reader
 from hub.scan import Scanner
 from hub.watcher import Watcher, WatcherSettings, WatcherStatus
-
-log = get_logger(__name__)
 
 
 class HubSource:

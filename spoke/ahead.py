@@ -9,15 +9,12 @@ from collections.abc import Callable
 
 from common import limits
 from common.blocks import EXTENT_BYTES, BlockRange
-from common.log import get_logger
 from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
 from spoke.metrics import Counts
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.planner import Planner, ReadSeen
 from spoke.reads import Handle, ReadResult
-
-log = get_logger(__name__)
 
 
 class Ahead:

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from bench.demo import dataset, report
 from bench.demo.summary import Sweep, difference
-from bench.lab import Lab, LabError, Metrics, Spoke, raise_on_sigterm, why_no_mount
+from bench.lab import Lab, LabError, Metrics, Spoke, ready
 from bench.link import LinkShape
 from bench.path import ROOT, describe
 from common.errors import HeadraceError, UsageError
@@ -200,14 +200,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     console = Console(highlight=False, soft_wrap=True)
-    raise_on_sigterm()
-    try:
-        arguments = parse()
-        if reason := why_no_mount():
-            raise UsageError(f"this machine cannot mount: {reason}")
-        arguments.out.mkdir(parents=True, exist_ok=True)
-    except UsageError as error:
-        console.print(f"[red]error:[/] {escape(str(error))}")
+    arguments = ready(console, parse)
+    if arguments is None:
         return EXIT_USAGE
     started_s = time.monotonic()
     with Lab(keep=arguments.keep) as lab:

@@ -25,7 +25,7 @@ import xxhash
 from rich.console import Console
 from rich.markup import escape
 
-from bench.lab import Lab, Spoke, raise_on_sigterm, why_no_mount
+from bench.lab import Lab, Spoke, ready
 from bench.link import LinkShape
 from bench.path import ROOT, GivenWay, Way, describe, make_way
 from bench.wan import report
@@ -241,14 +241,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     console = Console(highlight=False, soft_wrap=True)
-    raise_on_sigterm()
-    try:
-        arguments = parse()
-        if reason := why_no_mount():
-            raise UsageError(f"this machine cannot mount: {reason}")
-        arguments.out.mkdir(parents=True, exist_ok=True)
-    except UsageError as error:
-        console.print(f"[red]error:[/] {escape(str(error))}")
+    arguments = ready(console, parse)
+    if arguments is None:
         return EXIT_USAGE
     spoke_prefix = shlex.split(arguments.spoke_exec or "")
     with Lab(keep=arguments.keep, spoke_prefix=spoke_prefix) as lab:

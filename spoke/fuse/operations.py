@@ -15,7 +15,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from common.entries import NAME_MAX_BYTES, Entry, Kind
 from common.errors import HeadraceError, StaleVersion
 from common.limits import FUSE_NEGATIVE_LIFETIME_S
-from common.log import get_logger
 from spoke.fuse import kernel
 from spoke.fuse.attributes import Ownership, extended
 from spoke.fuse.inodes import Inode, InodeTable
@@ -24,8 +23,6 @@ from spoke.fuse.listing import Listing, list_virtual
 from spoke.fuse.passthrough import Passthrough
 from spoke.fuse.virtual import DIRECTORY_ID, DIRECTORY_NAME, VirtualDirectory, VirtualFile
 from spoke.namespace.tree import Event, Invalidation, Node, Tree
-
-log = get_logger(__name__)
 
 Bytes = bytes | bytearray | memoryview
 Reply = Bytes | int | Coroutine[Any, Any, Bytes] | None
