@@ -68,6 +68,28 @@ def limit_rate(sock: OptionSocket, max_rate_bytes_per_s: float | None) -> None:
     _wish(sock, "SO_MAX_PACING_RATE", socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", rate))
 
 
+def wake_at(sock: OptionSocket, size_bytes: int) -> None:
+    """Report this socket readable once so many bytes are there (or its buffer is short, or the peer has ended)."""
+    _wish(sock, "SO_RCVLOWAT", socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
+
+
+def renew_bbr(sock: OptionSocket) -> None:
+    """Make BBR begin anew, so that it does not stop to measure the path's round trip.
+
+    Without a shorter round trip for 10 s, BBR keeps four packets in flight for 200 ms or a round trip, the longer of the
+    two (PROBE_RTT, tcp_bbr.c), to see the path without its own queue: 2 to 10 % of the rate, and all connections that began
+    together stop together. Whoever holds the rate below the path's has no queue to look behind. Choosing another control
+    and BBR again resets that clock; the window stays, and the pacing bound keeps the new start from overshooting.
+    """
+    try:
+        if sock.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, 16).rstrip(b"\0") != b"bbr":
+            return
+    except OSError:
+        return
+    _wish(sock, "TCP_CONGESTION", socket.IPPROTO_TCP, _TCP_CONGESTION, b"reno")
+    _wish(sock, "TCP_CONGESTION", socket.IPPROTO_TCP, _TCP_CONGESTION, b"bbr")
+
+
 def send_buffer_bytes(sysctl: Path = Path("/proc/sys/net/ipv4/tcp_wmem")) -> int:
     """The most one connection's send buffer grows to by itself; 0 where that cannot be read."""
     try:

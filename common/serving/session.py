@@ -21,7 +21,7 @@ from common.serving.feed import FeedMessage, follow
 from common.serving.observer import Observer
 from common.serving.scheduler import Pick
 from common.serving.source import Source
-from common.tcp import OptionSocket, PathFacts, limit_rate, path_facts, tune
+from common.tcp import OptionSocket, PathFacts, limit_rate, path_facts, renew_bbr, tune
 from common.units import format_address
 from common.wire import messages as m
 from common.wire.connection import Closed, Connection, LocalProtocolError, Role
@@ -419,6 +419,11 @@ class Session(asyncio.BufferedProtocol):
         """How fast the kernel may send on this connection; None: as its congestion control likes."""
         if self._transport is not None and not self._transport.is_closing():
             limit_rate(self._transport.get_extra_info("socket"), max_rate_bytes_per_s)
+
+    def renew(self) -> None:
+        """Spare this connection the pause in which BBR measures the round trip."""
+        if self._transport is not None and not self._transport.is_closing():
+            renew_bbr(self._transport.get_extra_info("socket"))
 
     def _hello_overdue(self) -> None:
         self._timer = None

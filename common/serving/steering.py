@@ -7,6 +7,7 @@ Owns one controller for each spoke and the one task that asks the kernel. What t
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from statistics import median_low
 from typing import Protocol
@@ -30,6 +31,9 @@ LINK_SHARE = 1.2
 ACTIVE_SHARE = 0.3
 """A connection that moved less than this part of what the busiest did carries no bulk."""
 
+RENEW_EVERY_S = 7.0
+"""While our pace keeps the queue short, a connection's BBR begins anew before the 10 s after which it would stop to measure."""
+
 _WORTH_TELLING = 0.05
 
 
@@ -38,6 +42,7 @@ class SteeredLink(Protocol):
 
     def path(self) -> PathFacts | None: ...
     def limit_rate(self, max_rate_bytes_per_s: float | None) -> None: ...
+    def renew(self) -> None: ...
 
 
 class _Spoke:
@@ -50,6 +55,7 @@ class _Spoke:
         self.min_rtt_s = 0.0
         self.link_rate_bytes_per_s: float | None = None
         self.active_links = 1.0
+        self.renewed_s = -math.inf
 
 
 class Steering:
@@ -106,6 +112,10 @@ class Steering:
         )
         self._scheduler.pace_spoke(now_s, spoke_id, controller.rate_bytes_per_s)
         self._limit_links(spoke)
+        if controller.rate_bytes_per_s is not None and now_s - spoke.renewed_s >= RENEW_EVERY_S:
+            spoke.renewed_s = now_s
+            for link in spoke.links:
+                link.renew()
 
     def _measure(self, spoke: _Spoke) -> bool:
         """Add up the connections; the queue is that of the middle one of those that move."""

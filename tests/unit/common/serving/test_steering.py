@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.blocks import EXTENT_BLOCKS, BlockRange
 from common.serving.scheduler import Scheduler
-from common.serving.steering import LINK_SHARE, LOOK_EVERY_S, Steering
+from common.serving.steering import LINK_SHARE, LOOK_EVERY_S, RENEW_EVERY_S, Steering
 from common.tcp import PathFacts
 from common.wire.messages import Priority
 
@@ -18,12 +18,16 @@ class FakeLink:
         self.delivered_bytes = 0
         self.queue_s = 0.0
         self.limits: list[float | None] = []
+        self.renewals = 0
 
     def path(self) -> PathFacts | None:
         return PathFacts(RTT_S + self.queue_s, RTT_S, 0, 0, 0, self.delivered_bytes)
 
     def limit_rate(self, max_rate_bytes_per_s: float | None) -> None:
         self.limits.append(max_rate_bytes_per_s)
+
+    def renew(self) -> None:
+        self.renewals += 1
 
 
 def busy_scheduler() -> Scheduler:
@@ -89,3 +93,18 @@ def test_a_link_is_never_told_more_than_the_configured_rate() -> None:
     link.queue_s = 0.05
     look(steering, [link], 20, now)
     assert set(link.limits) == {RATE / 100}
+
+
+def test_connections_begin_anew_in_time_while_our_pace_rules_and_never_before() -> None:
+    now = [0.0]
+    steering = Steering(busy_scheduler(), lambda: now[0])
+    link = FakeLink()
+    steering.joined(SPOKE, link)
+    look(steering, [link], 20, now)
+    assert link.renewals == 0  # TCP decides: it may have to look for the round trip
+    link.queue_s = 0.05
+    look(steering, [link], 10, now)
+    link.queue_s = 0.0
+    assert link.renewals == 1
+    look(steering, [link], int(3 * RENEW_EVERY_S / LOOK_EVERY_S), now)
+    assert link.renewals == 4
