@@ -11,11 +11,12 @@ faults a page: no check of this kind sees that. Datasets are written, then serve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from common.buffers import EXTENT_BUFFERS
 from common.digest import block_digests
 from common.errors import HeadraceError, ProtocolError, SourceReadError, StaleVersion
 from common.log import get_logger
+from common.runtime import cancel_and_wait
 from common.serving.source import Extent
 from hub.catalog_tables import Resolved
 from hub.export import Export
@@ -80,6 +82,9 @@ class _OpenFiles:
             file.users += 1
             return file
 
+    def holds(self, version: bytes) -> bool:
+        return version in self._files
+
     def add(self, version: bytes, fd: int, identity: Identity) -> _OpenFile:
         """Keep ``fd`` from now on, and borrow it."""
         file = _OpenFile(fd, identity)
@@ -129,11 +134,14 @@ class Reader:
         self._wall_clock_ns = wall_clock_ns
         self._files = _OpenFiles(limits.HUB_OPEN_FILES_MAX)
         self._threads = ThreadPoolExecutor(threads, f"read-{export.name}")
+        self._gates: dict[bytes, list[asyncio.Future[Resolved | None]]] = {}
+        self._opening: set[asyncio.Task[None]] = set()
         self._nowait_works = True
         self.inline_reads = 0
         self.thread_reads = 0
 
     async def close(self) -> None:
+        await cancel_and_wait(*self._opening)
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
         self._files.drop_all()
 
@@ -147,7 +155,7 @@ class Reader:
     async def read_extent(self, version: bytes, blocks: BlockRange) -> Extent:
         """See common.serving.source.BlockSource. A file found moved is looked for once more before it counts as stale."""
         for attempt in range(2):
-            place = await self._places.resolve(version, fresh=attempt > 0)
+            place = await self._find(version, fresh=attempt > 0)
             if place is None:
                 break
             _check_range(blocks, place.identity.size_bytes)
@@ -165,6 +173,42 @@ class Reader:
             else:
                 return extent
         raise StaleVersion(f"version {version.hex()} is no longer in dataset {self._export.name!r}")
+
+    async def _find(self, version: bytes, *, fresh: bool) -> Resolved | None:
+        """Where the version is, its file open if it can be.
+
+        The first reads of a file wait for that together and go on in the order in which they came, else prefetch would
+        overtake what somebody waits for; and a new connection's first round trip carries only some 60 kB.
+        """
+        waiters = self._gates.get(version)
+        if waiters is None:
+            if fresh or self._files.holds(version):
+                return await self._places.resolve(version, fresh=fresh)
+            waiters = self._gates[version] = []
+            task = asyncio.create_task(self._open_gate(version, waiters), name="open a served file")
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+        waiter: asyncio.Future[Resolved | None] = asyncio.get_running_loop().create_future()
+        waiters.append(waiter)
+        return await waiter
+
+    async def _open_gate(self, version: bytes, waiters: list[asyncio.Future[Resolved | None]]) -> None:
+        place: Resolved | None = None
+        error: BaseException | None = None
+        try:
+            place = await self._places.resolve(version)
+            if place is not None:
+                with contextlib.suppress(_MovedOn, HeadraceError):  # the reads will meet it again, and know what to do
+                    await asyncio.get_running_loop().run_in_executor(self._threads, self._open_ahead, version, place)
+        except BaseException as caught:  # noqa: BLE001 -- for the waiters to handle; cancelled when the reader is closed
+            error = caught
+        while waiters:  # those who come while the first go on still go after them
+            going, waiters[:] = list(waiters), []
+            for waiter in going:
+                _settle(waiter, place, error)
+            if error is None:
+                await asyncio.sleep(0)
+        del self._gates[version]
 
     async def _recheck(self, path: bytes) -> None:
         try:
@@ -209,11 +253,14 @@ class Reader:
         self.inline_reads += 1
         return Extent(blocks, data, block_digests(version, blocks.first_block, data))
 
+    def _open_ahead(self, version: bytes, place: Resolved) -> None:
+        with self._translated(place):
+            self._files.release(self._open(version, place))
+
     def _read_in_thread(self, version: bytes, place: Resolved, blocks: BlockRange) -> Extent:
-        try:
+        with self._translated(place):
             file = self._files.borrow(version, place.identity)
-            if file is None:
-                file = self._open(version, place)
+            file = file or self._open(version, place)
             try:
                 data = _buffer(byte_length(blocks, place.identity.size_bytes))
                 _require_identity(file.fd, place.identity)
@@ -221,6 +268,13 @@ class Reader:
                 _require_identity(file.fd, place.identity)
             finally:
                 self._files.release(file)
+        self.thread_reads += 1
+        return Extent(blocks, data, block_digests(version, blocks.first_block, data))
+
+    @contextlib.contextmanager
+    def _translated(self, place: Resolved) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             if error.errno in _MOVED_ON_ERRNOS:
                 raise _MovedOn from error
@@ -228,8 +282,6 @@ class Reader:
                 f"cannot read {place.path.decode('utf-8', 'backslashreplace')} of dataset {self._export.name!r}: "
                 f"{error.strerror}{_advice(error)}"
             ) from error
-        self.thread_reads += 1
-        return Extent(blocks, data, block_digests(version, blocks.first_block, data))
 
     def _open(self, version: bytes, place: Resolved) -> _OpenFile:
         fd = self._export.open_file(place.path)
@@ -239,6 +291,17 @@ class Reader:
             os.close(fd)
             raise
         return self._files.add(version, fd, place.identity)
+
+
+def _settle(waiter: asyncio.Future[Resolved | None], place: Resolved | None, error: BaseException | None) -> None:
+    if waiter.done():
+        return  # withdrawn meanwhile
+    if isinstance(error, asyncio.CancelledError):
+        waiter.cancel()
+    elif error is not None:
+        waiter.set_exception(error)
+    else:
+        waiter.set_result(place)
 
 
 def _buffer(size_bytes: int) -> bytearray:

@@ -1,7 +1,9 @@
 import asyncio
 import errno
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_support import Served, tree, version
@@ -97,7 +99,8 @@ async def test_a_young_file_is_read_only_when_a_further_edit_would_show(
     slept: list[float] = []
 
     async def sleep(delay_s: float) -> None:
-        slept.append(delay_s)
+        if delay_s:  # 0 only lets others go on
+            slept.append(delay_s)
 
     for now_ns, expected in (
         (ctime_ns, [0.02]),
@@ -175,7 +178,7 @@ async def test_cached_pages_are_read_at_once_and_the_rest_in_threads(
     the_reader = source._reader_opened
     assert the_reader is not None
     assert await read(source, name, len(content)) == content
-    assert (the_reader.inline_reads, the_reader.thread_reads) == (0, 1)  # opening may wait for the disk
+    assert (the_reader.inline_reads, the_reader.thread_reads) == (1, 0)  # a thread has only opened it
     real = os.preadv
     refusals = iter([BlockingIOError(errno.EAGAIN, ""), OSError(errno.EOPNOTSUPP, "")])
 
@@ -185,7 +188,7 @@ async def test_cached_pages_are_read_at_once_and_the_rest_in_threads(
         return real(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", refusing)
-    for reads in (2, 3, 4):  # not in the page cache; not supported; not tried again
+    for reads in (1, 2, 3):  # not in the page cache; not supported; not tried again
         assert await read(source, name, len(content)) == content
         assert the_reader.thread_reads == reads
 
@@ -211,3 +214,57 @@ async def test_open_files_are_bounded_and_deleted_ones_let_go(
         (root / str(number)).unlink()
     await source.settled()
     assert held() == []
+
+
+async def test_the_first_reads_of_a_file_end_in_the_order_they_came_whatever_opening_takes(
+    root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "f").write_bytes(os.urandom(64 * BLOCK_BYTES))
+    source = await served.start()
+    name = await version(source, b"f")
+    the_reader = source._reader_opened
+    assert the_reader is not None
+    opening, go_on = threading.Event(), threading.Event()
+    real = the_reader._open_ahead
+
+    def slow(*arguments: Any) -> None:
+        opening.set()
+        assert go_on.wait(10)
+        real(*arguments)
+
+    monkeypatch.setattr(the_reader, "_open_ahead", slow)
+    ended: list[int] = []
+
+    async def read_one(block: int) -> None:
+        await source.read_extent(name, BlockRange(block, 1))
+        ended.append(block)
+
+    async with asyncio.TaskGroup() as tasks:
+        for block in range(32):
+            tasks.create_task(read_one(block))
+        assert await asyncio.to_thread(opening.wait, 10)
+        go_on.set()
+        while not ended:  # these come while the first are going on
+            await asyncio.sleep(0)
+        for block in range(32, 64):
+            tasks.create_task(read_one(block))
+    assert ended == list(range(64))
+
+
+async def test_reads_that_wait_for_a_file_end_when_the_reader_closes(
+    root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "f").write_bytes(b"bytes")
+    source = await served.start()
+    name = await version(source, b"f")
+    the_reader = source._reader_opened
+    assert the_reader is not None
+    opening, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(the_reader, "_open_ahead", lambda *_: (opening.set(), go_on.wait(10)))
+    waiting = asyncio.create_task(source.read_extent(name, BlockRange(0, 1)))
+    assert await asyncio.to_thread(opening.wait, 10)
+    closing = asyncio.create_task(the_reader.close())
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    go_on.set()
+    await closing
