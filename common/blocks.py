@@ -59,6 +59,14 @@ def split_at_extents(blocks: BlockRange) -> Iterator[BlockRange]:
         first_block = cut_block
 
 
+def split(blocks: BlockRange, piece_blocks: int) -> list[BlockRange]:
+    """In pieces of ``piece_blocks``, the last maybe shorter."""
+    return [
+        BlockRange(first, min(piece_blocks, blocks.end_block - first))
+        for first in range(blocks.first_block, blocks.end_block, piece_blocks)
+    ]
+
+
 def coalesce(ranges: Iterable[BlockRange]) -> list[BlockRange]:
     """Sorted, disjoint, non-adjacent ranges that cover the same blocks."""
     merged: list[BlockRange] = []

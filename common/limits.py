@@ -98,6 +98,16 @@ system calls. A setting wins."""
 LINK_MAX_OUTSTANDING_BYTES = 64 * 1024 * 1024
 """Bytes asked for on one link and not received. Further prefetch waits in the spoke, where it can still be reordered."""
 
+RECEIVE_WAKE_MIN_BYTES = 64 * 1024
+RECEIVE_WAKE_MAX_BYTES = 512 * 1024
+RECEIVE_WAKE_MAX_S = 0.01
+"""While a payload arrives its link wakes for so much at once, at most for what it brings in 10 ms. Less than the least: for every byte."""
+
+LINK_YOUNG_BYTES = 256 * 1024
+LINK_YOUNG_PIECE_BLOCKS = 4
+"""While a link has brought less than this, what a reader waits for is asked for in pieces of 16 KiB over all links: TCP begins with
+10 packets a connection, so 128 KiB on one took 2 to 4 round trips. Split."""
+
 REQUEST_MAX_TRIES = 4
 """Answers with a wrong digest, or a disk error at the hub, for one flight. Then its readers get EIO."""
 
@@ -367,10 +377,16 @@ PREFETCH_OUTSTANDING_MIN_BYTES = 16 * 1024 * 1024
 """In flight whatever the link was measured at: a low measure may be our own doing. 16 MiB / 60 ms is above 1 Gbit/s."""
 
 PREFETCH_START_BYTES = 16 * 1024 * 1024
-"""A window below this grows fourfold with a late read, above twofold: the first round trips of a file are the dear ones."""
+"""A window below this grows eightfold with a late read, above twofold: the first round trips of a file are the dear ones."""
 
-PREFETCH_START_PIECE_BLOCKS = 32
-"""Until then a stream asks for pieces of 128 KiB, spread over the links: a new connection takes five round trips for 1 MiB. Split."""
+PREFETCH_START_PIECE_BLOCKS = 16
+"""A stream that has read less than 1 MiB asks for pieces of 64 KiB, then of 128 KiB until PREFETCH_START_BYTES, spread over the links:
+what a new connection sends in its first round trip is 10 packets (84 kB with an MTU of 8,500). Split."""
+
+PREFETCH_FIRST_BYTES = 4 * 1024 * 1024
+PREFETCH_FIRST_SHARE = 64
+"""Fetched with the first read of a file that begins at its first byte, but at most 1/64 of the file: two round trips of what nine
+new connections carry, so that TCP's start does not wait for the reader. Capped."""
 
 PREFETCH_EVIDENCE_FACTOR = 8
 """A window is at most so many times what its stream has read in a row: who reads 1 MiB and stops wastes at most 8."""
@@ -454,6 +470,10 @@ COLLECTOR_THRESHOLDS = (20_000, 20, 50)
 """New objects between two looks of Python's garbage collector, and looks between those at older ones. With the default (700, 10, 10) a
 burst of 100,000 changes has it walk all that lives for 0.2 to 0.4 s again and again, and every read waits; reference counts free
 nearly everything without it."""
+
+THREAD_SWITCH_S = 0.0005
+"""How long a thread may keep Python's lock from others that want it. With the default of 5 ms an answer from a thread waits up
+to 5 ms, at every step, for an event loop that has much to do."""
 
 HEAP_KEPT_BYTES = 128 * 1024 * 1024
 """Freed memory a daemon keeps for its next buffers. Above it, and once a daemon is idle, it goes back to the kernel."""

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import signal
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -57,6 +58,7 @@ def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run a daemon's main coroutine on a uvloop event loop until it ends."""
     keep_freed_memory(limits.HEAP_KEPT_BYTES)
     gc.set_threshold(*limits.COLLECTOR_THRESHOLDS)
+    sys.setswitchinterval(limits.THREAD_SWITCH_S)
     return uvloop.run(main)
 
 

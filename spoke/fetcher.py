@@ -113,9 +113,10 @@ class Fetcher:
                 self._join(flight, want, priority, deadline_s)
             for gap in gaps:
                 joined_all = False
-                flight = Flight(version, size_bytes, gap, prefetched=priority is Priority.PREFETCH)
-                flight.join(want)
-                self._launch(flight, priority, deadline_s)
+                for part in self._client.spread(gap):
+                    flight = Flight(version, size_bytes, part, prefetched=priority is Priority.PREFETCH)
+                    flight.join(want)
+                    self._launch(flight, priority, deadline_s)
         return joined_all
 
     def prefetch(self, version: bytes, size_bytes: int, blocks: BlockRange) -> int:

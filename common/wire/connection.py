@@ -91,6 +91,11 @@ class Connection:
         """READs neither ended nor withdrawn; at most ``limits.REQUESTS_MAX_OUTSTANDING``."""
         return self._reads.waiting_count
 
+    @property
+    def payload_missing_bytes(self) -> int:
+        """What the payload that is arriving still lacks; nothing can be done with less. 0 between payloads."""
+        return self._receiver.payload_missing_bytes
+
     def is_open(self, request_id: int) -> bool:
         """A READ of this id waits for its answer (withdrawn ones do not)."""
         return self._reads.is_waiting(request_id)

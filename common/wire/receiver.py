@@ -48,6 +48,11 @@ class Receiver(Generic[_Head]):
         """A frame has begun and is not whole."""
         return self._header is not None or self._start != self._end or self._skip_bytes > 0
 
+    @property
+    def payload_missing_bytes(self) -> int:
+        """What the payload at hand still lacks; 0 between payloads."""
+        return len(self._payload) - self._filled if self._payload_view is not None else 0
+
     def get_buffer(self) -> memoryview:
         """Where the next bytes go: the rest of the payload at hand, or what is free of the small buffer. Never empty."""
         if self._payload_view is not None:

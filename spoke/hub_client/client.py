@@ -17,7 +17,7 @@ from typing import Protocol
 
 from common import codec, limits
 from common.backoff import Backoff
-from common.blocks import BLOCK_BYTES, BlockRange, subtract
+from common.blocks import BLOCK_BYTES, BlockRange, split, subtract
 from common.errors import CorruptData, HeadraceError, HubUnreachable, PeerError, UsageError, from_wire
 from common.log import get_logger
 from common.runtime import cancel_and_wait
@@ -229,6 +229,8 @@ class HubClient:
         self._looked_at_s, self._looked_at = now_s, {link: link.received_bytes for link in self._links}
         busy = [link for link in self._links if link.requests]
         all_rate = sum(moved.values()) / elapsed_s if elapsed_s > 0 else 0.0
+        for link, moved_bytes in moved.items():
+            link.rate_bytes_per_s = moved_bytes / elapsed_s if elapsed_s > 0 else 0.0
         outstanding_bytes = sum(link.outstanding_bytes for link in busy)
         for link in list(self._links):
             heard_s = [other.last_heard_s for other in self._links if other is not link]
@@ -306,6 +308,12 @@ class HubClient:
             return
         self._enqueue(request)
         self._dispatch()
+
+    def spread(self, blocks: BlockRange) -> list[BlockRange]:
+        """The parts in which to ask for what a reader waits for: small ones while the connections are young, and each
+        brings little in its first round trip; then all at once."""
+        young = any(link.received_bytes < limits.LINK_YOUNG_BYTES for link in self._links)
+        return split(blocks, limits.LINK_YOUNG_PIECE_BLOCKS) if young else [blocks]
 
     def promote(self, request: Request, deadline_s: float | None) -> None:
         """Somebody now waits for this prefetch."""

@@ -93,6 +93,11 @@ def _window_end(file: _File, next_block: int, window_bytes: int) -> int:
     return end_block - end_block % EXTENT_BLOCKS if window_bytes >= _WHOLE_EXTENTS_FROM_BYTES else end_block
 
 
+def _first_bytes(file: _File) -> int:
+    """What the first read of a file from its first byte on is answered with: little beside the file, in case it was only a look."""
+    return min(limits.PREFETCH_FIRST_BYTES, file.facts.size_bytes // limits.PREFETCH_FIRST_SHARE)
+
+
 def _no_next_file(_path: bytes) -> FileFacts | None:
     return None
 
@@ -242,7 +247,8 @@ class Planner:
             trusted = file.trust.earned and self._trust.earned
             if not file.runs.is_stream(run, start_block, end_block, trusted=trusted):
                 return
-            file.runs.promote(run, end_block - start_block, Window(now_s))
+            first_bytes = _first_bytes(file) if start_block == 0 else 0
+            file.runs.promote(run, end_block - start_block, Window(now_s, first_bytes))
             self._settle(file)
         elif seen.result == "miss" and run.planned_block > run.next_block and join is Join.JOINED:
             run.planned_block = run.next_block  # what was planned here is gone, or never came
@@ -274,7 +280,10 @@ class Planner:
                 and run.evidence_blocks < start_blocks
                 and run.window.window_bytes < limits.PREFETCH_START_BYTES
             )
-            piece_blocks = limits.PREFETCH_START_PIECE_BLOCKS if starting else EXTENT_BLOCKS
+            piece_blocks = EXTENT_BLOCKS
+            if starting:
+                begun = run.evidence_blocks >= EXTENT_BLOCKS
+                piece_blocks = limits.PREFETCH_START_PIECE_BLOCKS * 2 if begun else limits.PREFETCH_START_PIECE_BLOCKS
             cut_block = (first_block // piece_blocks + 1) * piece_blocks
             stop_block = min(end_block, cut_block)
             if stop_block <= first_block:

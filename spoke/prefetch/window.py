@@ -1,7 +1,7 @@
 """How far ahead of its reader a stream fetches: consumption rate x time to fetch x safety, found by growing while late.
 
 A cold reader takes data as fast as they come, so its rate, measured while it waits, says nothing: every late read widens
-the window instead, twofold or, at the start, fourfold. Once reads are hits the measured rate rules, and a window that is
+the window instead, twofold or, at the start, eightfold. Once reads are hits the measured rate rules, and a window that is
 far too wide shrinks.
 """
 
@@ -14,15 +14,19 @@ SAFETY = 2.0
 _RATE_SAMPLE_S = 0.1
 _RATE_FALL = 0.3
 _SHRINK = 1 / 64
-_START_GROWTH = 4
+_START_GROWTH = 8
 
 
 class Window:
-    """One stream's window. ``rate_bytes_per_s``: consumption as last measured (0: not yet)."""
+    """One stream's window. ``rate_bytes_per_s``: consumption as last measured (0: not yet).
 
-    __slots__ = ("_sample_bytes", "_sample_start_s", "rate_bytes_per_s", "window_bytes")
+    ``first_bytes``: what its first read is worth, however short it was.
+    """
 
-    def __init__(self, now_s: float) -> None:
+    __slots__ = ("_first_bytes", "_sample_bytes", "_sample_start_s", "rate_bytes_per_s", "window_bytes")
+
+    def __init__(self, now_s: float, first_bytes: int = 0) -> None:
+        self._first_bytes = first_bytes
         self.window_bytes = 0
         self.rate_bytes_per_s = 0.0
         self._sample_start_s = now_s
@@ -50,7 +54,9 @@ class Window:
             falling = rate < self.rate_bytes_per_s
             self.rate_bytes_per_s += (rate - self.rate_bytes_per_s) * (_RATE_FALL if falling else 1.0)
             self._sample_start_s, self._sample_bytes = now_s, 0
-        wanted = max(limits.PREFETCH_WINDOW_MIN_BYTES, int(self.rate_bytes_per_s * latency_s * SAFETY))
+        wanted = max(
+            limits.PREFETCH_WINDOW_MIN_BYTES, self._first_bytes, int(self.rate_bytes_per_s * latency_s * SAFETY)
+        )
         window_bytes = self.window_bytes
         if late:
             starting = eager and window_bytes < limits.PREFETCH_START_BYTES and evidence_bytes >= EXTENT_BYTES
@@ -60,7 +66,8 @@ class Window:
             window_bytes -= int(window_bytes * _SHRINK)
         else:
             window_bytes = max(window_bytes, wanted)
-        self.window_bytes = min(window_bytes, cap_bytes, limits.PREFETCH_EVIDENCE_FACTOR * evidence_bytes)
+        earned_bytes = max(self._first_bytes, limits.PREFETCH_EVIDENCE_FACTOR * evidence_bytes)
+        self.window_bytes = min(window_bytes, cap_bytes, earned_bytes)
 
 
 class Latency:

@@ -12,6 +12,7 @@ from common.blocks import (
     count_blocks,
     covering,
     intersection,
+    split,
     split_at_extents,
     subtract,
 )
@@ -70,3 +71,9 @@ def test_set_arithmetic(ranges: list[BlockRange], taken: BlockRange) -> None:
     assert blocks_of(*subtract(ranges, taken)) == blocks_of(*ranges) - blocks_of(taken)
     for blocks in ranges:
         assert blocks_of(intersection(blocks, taken)) == blocks_of(blocks) & blocks_of(taken)
+
+
+def test_split_covers_in_order_and_ends_with_the_rest() -> None:
+    assert split(BlockRange(3, 10), 4) == [BlockRange(3, 4), BlockRange(7, 4), BlockRange(11, 2)]
+    assert split(BlockRange(3, 4), 4) == [BlockRange(3, 4)]
+    assert split(BlockRange(3, 0), 4) == []
