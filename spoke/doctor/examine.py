@@ -54,7 +54,7 @@ class Asked:
     rate_bytes_per_s: float | None = None
 
 
-class _Probe(Generic[T]):
+class Probe(Generic[T]):
     """A call in a daemon thread: started now, asked for later, given up when it hangs."""
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -96,9 +96,9 @@ def examine(asked: Asked, runtime_dir: Path, now_s: Callable[[], float]) -> tupl
 
     pid = mount.owner_pid if mount is not None else None
     began_s = now_s()
-    hub_probe = _Probe(lambda: hub_facts(*hub, dataset, now_s)) if hub is not None else None
-    disk_probe = _Probe(lambda: disk_facts(cache_dir, now_s)) if cache_dir is not None else None
-    host_probe = _Probe(lambda: (host_facts(now_s, pid), tcp_facts(), fuse_facts()))
+    hub_probe = Probe(lambda: hub_facts(*hub, dataset, now_s)) if hub is not None else None
+    disk_probe = Probe(lambda: disk_facts(cache_dir, now_s)) if cache_dir is not None else None
+    host_probe = Probe(lambda: (host_facts(now_s, pid), tcp_facts(), fuse_facts()))
 
     unanswered: list[str] = []
     host = host_probe.result(began_s + limits.DOCTOR_HOST_TIMEOUT_S, now_s)
@@ -164,7 +164,7 @@ def _mount(asked: Asked, runtime_dir: Path, now_s: Callable[[], float]) -> Mount
             )
         return MountFacts(path, is_mounted=False)
     end_s = now_s() + limits.DOCTOR_ASK_TIMEOUT_S + _RAN_OUT_S
-    statfs, asking = _Probe(lambda: ask_mount(path)), _Probe(lambda: ask_status(runtime_dir, path))
+    statfs, asking = Probe(lambda: ask_mount(path)), Probe(lambda: ask_status(runtime_dir, path))
     status, said = asking.result(end_s, now_s) or (None, "its control socket does not answer")
     return mount_facts(path, runtime_dir, statfs.result(end_s, now_s) or Answer.SILENT, status, said)
 

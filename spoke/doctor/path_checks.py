@@ -125,7 +125,30 @@ def check_round_trip(facts: Facts) -> Finding | None:
             "if the spoke fills the link, that is its traffic; else look for other traffic, or for a busy hub host",
             figures,
         )
+    connect_s = facts.hub.connect_s
+    if connect_s is not None and least_s > max(2 * connect_s, connect_s + _QUEUE_MIN_S):
+        return Finding(
+            "round trip",
+            Level.NOTE,
+            f"{seen}; dialling took {milliseconds(connect_s)}",
+            "something nearer ends TCP (a proxy, a load balancer), or the hub's process is slow: what its kernel and route "
+            "allow beyond is not seen from here",
+            "dial the hub itself where that can be; else look at the hub's CPU",
+            {**figures, "connect_s": connect_s},
+        )
     return Finding("round trip", Level.OK, seen, figures=figures)
+
+
+def check_rate(facts: Facts) -> Finding | None:
+    """What has really come through, beside the rate that the path is judged by."""
+    status = facts.mount.status if facts.mount is not None else None
+    if status is None or not status["hub"]["rate_bytes_per_s"]:
+        return None
+    seen = status["hub"]["rate_bytes_per_s"]
+    judged = f"judged by {format_rate(facts.path.rate_bytes_per_s)} ({facts.path.rate_source.value})"
+    return Finding(
+        "rate", Level.OK, f"up to {format_rate(seen)} came lately; {judged}", figures={"seen_bytes_per_s": seen}
+    )
 
 
 # --- what the kernels' limits let through ------------------------------------------------------------------
@@ -234,10 +257,11 @@ def check_own_limit(facts: Facts) -> Finding | None:
         return None
     cap = limits.PREFETCH_MAX_OUTSTANDING_BYTES / path.rtt_s
     share = min(1.0, cap / path.rate_bytes_per_s)
-    seen = f"a spoke asks {format_size(limits.PREFETCH_MAX_OUTSTANDING_BYTES)} ahead at most: {format_rate(cap)} at this distance"
     figures = {"cap_bytes_per_s": cap, "share": share}
+    seen = f"a spoke asks {format_size(limits.PREFETCH_MAX_OUTSTANDING_BYTES)} ahead at most"
     if share == 1.0:
-        return Finding("asked ahead", Level.OK, seen, figures=figures)
+        return Finding("asked ahead", Level.OK, f"{seen}, enough for this path", figures=figures)
+    seen += f": {format_rate(cap)} at this distance"
     return Finding(
         "asked ahead",
         max(Level.NOTE, min(_level_of(share), Level.WARNING)),
@@ -362,6 +386,7 @@ def check_mtu(facts: Facts) -> Finding | None:
 _CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     check_hub,
     check_round_trip,
+    check_rate,
     check_buffers,
     check_tcp_memory,
     check_own_limit,

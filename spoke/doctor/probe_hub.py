@@ -20,7 +20,7 @@ from common.limits import (
     DOCTOR_HUB_TIMEOUT_S,
     DOCTOR_PINGS,
 )
-from common.tcp import tune
+from common.tcp import path_facts, tune
 from common.units import format_address
 from common.wire.connection import WIRE_VERSIONS, Closed, Connection, Role
 from common.wire.messages import Error, Goodbye, Hello, Message, Ping, Pong, Welcome
@@ -74,6 +74,9 @@ def _dialled(
                     failed = _not_dialled(tried, error)
                 continue
             connect_s = now_s() - began_s
+            heard = path_facts(sock)
+            if heard is not None and heard.rtt_s > 0:  # from SYN to its answer, as the kernel saw it
+                connect_s = min(connect_s, heard.rtt_s)
             tune(sock)
             mtu_bytes = _path_mtu_bytes(sock) or tried.mtu_bytes
             yield sock, replace(tried, connect_s=connect_s, mtu_bytes=mtu_bytes)
@@ -117,6 +120,7 @@ class _Talk:
         self._now_s = now_s
         self._connection = Connection(Role.SPOKE)
         self._messages: list[Message] = []
+        self._ended: str | None = None
 
     def send(self, message: Message) -> None:
         self._connection.send(message)
@@ -128,6 +132,8 @@ class _Talk:
 
     def receive(self, end_s: float) -> Message:
         while not self._messages:
+            if self._ended is not None:
+                raise ProtocolError(self._ended)
             left_s = end_s - self._now_s()
             if left_s <= 0:
                 raise TimeoutError
@@ -137,8 +143,8 @@ class _Talk:
                 raise ProtocolError("it closed the connection without a word")
             for event in self._connection.buffer_updated(got_bytes):
                 if isinstance(event, Closed):
-                    raise ProtocolError(event.reason)
-                if isinstance(event.message, Ping):
+                    self._ended = event.reason  # told once what came before it is taken
+                elif isinstance(event.message, Ping):
                     self._connection.send(Pong(event.message.token))
                 else:
                     self._messages.append(event.message)
@@ -196,6 +202,5 @@ def _pings(talk: _Talk, sock: socket.socket, end_s: float, now_s: Callable[[], f
 
 
 def least_rtt_s(facts: HubFacts) -> float | None:
-    """The best of what was measured: queues and busy hosts only ever add."""
-    measured = [*facts.pings_s, *([facts.connect_s] if facts.connect_s is not None else [])]
-    return min(measured, default=None)
+    """The best PING: queues and busy hosts only ever add. Without any, the time of dialling, which may end at a proxy."""
+    return min(facts.pings_s) if facts.pings_s else facts.connect_s

@@ -19,6 +19,14 @@ from spoke.fuse.mountpoint import Answer, bounded, mounts_at, read_owner
 
 _BDI = Path("sys/class/bdi")
 _ASKED_FOR = ("--hub", "--dataset", "--cache-dir")
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "hub": ("address", "connected", "error", "rtt_s", "rate_bytes_per_s"),
+    "names": ("entries", "suspicious"),
+    "cache": ("directory", "used_bytes", "capacity_bytes", "files", "corrupt_blocks"),
+    "data_path": ("passthrough", "reason", "passthrough_opens", "open_files"),
+    "settings": ("links", "passthrough", "cache_free_floor"),
+}
+"""What the checks look at in a status, beside ``pid``, ``dataset`` and ``notes``."""
 
 
 def owner_pid(runtime_dir: Path, path: str) -> int | None:
@@ -36,14 +44,28 @@ def ask_status(runtime_dir: Path, path: str) -> tuple[Mapping[str, Any] | None, 
     """The spoke's status, or None and why there is none."""
     socket_path = control.socket_path(runtime_dir, path)
     try:
-        return bounded(
+        status = bounded(
             lambda: control.ask_once(socket_path, {"command": "status"}, timeout_s=DOCTOR_ASK_TIMEOUT_S),
             DOCTOR_ASK_TIMEOUT_S,
-        ), ""
+        )
     except TimeoutError:
         return None, f"its control socket did not answer within {DOCTOR_ASK_TIMEOUT_S:g} s"
     except (HeadraceError, OSError, ValueError) as error:
         return None, str(error)
+    if not is_understood(status):
+        return None, "its status is that of another version of Headrace; mount again after an upgrade"
+    return status, ""
+
+
+def is_understood(status: Any) -> bool:
+    """It has all that the checks look at: the spoke may be older or newer than this command."""
+    return (
+        isinstance(status, dict)
+        and {"pid", "dataset", "notes"} <= status.keys()
+        and all(
+            isinstance(status.get(part), dict) and status[part].keys() >= set(names) for part, names in _NEEDED.items()
+        )
+    )
 
 
 def mount_facts(
