@@ -354,15 +354,16 @@ STOP_TIMEOUT_S = 10.0
 DOCTOR_ASK_TIMEOUT_S = 2.0
 """The running spoke's status, and the mount's statfs, asked side by side. Give up and say so: it is stuck."""
 
-DOCTOR_DIAL_TIMEOUT_S = 2.5
-DOCTOR_HELLO_TIMEOUT_S = 2.5
+DOCTOR_DIAL_TIMEOUT_S = 2.2
+DOCTOR_HELLO_TIMEOUT_S = 2.2
 """From SYN to connected (a lost SYN is sent again after 1 s), and from HELLO to its answer. Give up and say which."""
 
-DOCTOR_HUB_TIMEOUT_S = 5.5
-"""All talk with the hub, name service and pings included. With the status before it doctor stays under ten seconds."""
+DOCTOR_HUB_TIMEOUT_S = 5.0
+"""All talk with the hub, name service and pings included. With the status before it doctor stays under nine seconds."""
 
 DOCTOR_PINGS = 5
-"""Round trips measured, one after another; fewer where the time is over."""
+DOCTOR_PINGS_S = 2.0
+"""Round trips measured, one after another, and the time for them; on a long path fewer, but one at least."""
 
 DOCTOR_DISK_TIMEOUT_S = 5.0
 """The look at the cache disk. Give up: it hangs."""

@@ -215,9 +215,10 @@ def doctor(
         parse_duration(rtt) if rtt is not None else None,
         parse_rate(rate) if rate is not None else None,
     )
+    began_s = runtime.now_s()
     facts, findings = examine(asked, runtime_dir(), runtime.now_s)
     if as_json:
-        typer.echo(json.dumps(report.as_json(facts, findings), indent=1))
+        typer.echo(json.dumps(report.as_json(facts, findings, runtime.now_s() - began_s), indent=1))
     else:
         report.show(facts, findings, everything=everything)
     if report.worst(findings) is Level.PROBLEM:

@@ -79,7 +79,7 @@ class Probe(Generic[T]):
 
 
 def examine(asked: Asked, runtime_dir: Path, now_s: Callable[[], float]) -> tuple[Facts, list[Finding]]:
-    """All facts, and the findings, worst first. Takes less than ten seconds. Raises UsageError for what cannot be asked."""
+    """All facts, and the findings, worst first. Takes less than nine seconds. Raises UsageError for what cannot be asked."""
     if asked.rate_bytes_per_s == 0:
         raise UsageError("a link of rate 0 carries nothing; write --rate like 10gbit")
     hub = parse_address(asked.hub, DEFAULT_HUB_PORT) if asked.hub is not None else None

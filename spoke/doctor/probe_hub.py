@@ -19,6 +19,7 @@ from common.limits import (
     DOCTOR_HELLO_TIMEOUT_S,
     DOCTOR_HUB_TIMEOUT_S,
     DOCTOR_PINGS,
+    DOCTOR_PINGS_S,
 )
 from common.tcp import path_facts, tune
 from common.units import format_address
@@ -177,7 +178,7 @@ def _greet(sock: socket.socket, facts: HubFacts, end_s: float, now_s: Callable[[
         head_revision=answer.head_revision,
         send_buffer_bytes=answer.send_buffer_bytes,
     )
-    return replace(facts, pings_s=tuple(_pings(talk, sock, end_s, now_s)))
+    return replace(facts, pings_s=tuple(_pings(talk, end_s, now_s)))
 
 
 def _refused(facts: HubFacts, error: HeadraceError, took_s: float) -> HubFacts:
@@ -189,15 +190,19 @@ def _refused(facts: HubFacts, error: HeadraceError, took_s: float) -> HubFacts:
     return replace(facts, state=HubState.SENT_AWAY, said=str(error))
 
 
-def _pings(talk: _Talk, sock: socket.socket, end_s: float, now_s: Callable[[], float]) -> Iterator[float]:
+def _pings(talk: _Talk, end_s: float, now_s: Callable[[], float]) -> Iterator[float]:
     """Round trips one after another; what was measured counts even if the hub falls silent meanwhile."""
+    last_s, enough_s = 0.0, now_s() + DOCTOR_PINGS_S
     with contextlib.suppress(OSError, HeadraceError):
         for token in range(1, DOCTOR_PINGS + 1):
             began_s = now_s()
+            if token > 1 and began_s + last_s > enough_s:
+                break
             talk.send(Ping(token))
             while not (isinstance(answer := talk.receive(end_s), Pong) and answer.token == token):
                 pass  # heartbeats and the like
-            yield now_s() - began_s
+            last_s = now_s() - began_s
+            yield last_s
         talk.send(Goodbye("doctor has seen enough"))
 
 

@@ -20,7 +20,7 @@ _PLAIN_WIDTH = 120
 """Where nobody reads along on a terminal."""
 
 
-def as_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
+def as_json(facts: Facts, findings: Sequence[Finding], took_s: float) -> dict[str, Any]:
     """Levels by their lower-case names; sizes in bytes, times in seconds, rates in bytes per second."""
     path = facts.path
     return {
@@ -33,6 +33,7 @@ def as_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
             "rate_bytes_per_s": path.rate_bytes_per_s,
             "rate_source": path.rate_source.name.lower(),
         },
+        "took_s": took_s,
         "worst": worst(findings).name.lower(),
         "findings": [
             {

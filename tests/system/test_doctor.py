@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +14,16 @@ from tests.system.pair import Pair, run
 
 pytestmark = pytest.mark.mount
 
-MOST_S = 10.0
-"""What doctor may take, interpreter included, whatever hangs."""
-
-
-def doctor(*arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
-    started_s = time.monotonic()
-    answer = run("spoke.cli", "doctor", *arguments)
-    assert "Traceback" not in answer.stderr
-    return answer, time.monotonic() - started_s
+MOST_S = 8.0
+"""What doctor may take, whatever hangs; starting an interpreter on a busy machine comes on top."""
 
 
 def findings(*arguments: str, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The whole JSON, and its findings by name."""
-    answer, took_s = doctor(*arguments, "--json")
+    answer = run("spoke.cli", "doctor", *arguments, "--json")
     assert answer.returncode == code, answer.stdout + answer.stderr
-    assert took_s < MOST_S
     told = json.loads(answer.stdout)
+    assert told["took_s"] < MOST_S
     return told, {found["check"]: found for found in told["findings"]}
 
 
@@ -57,7 +48,7 @@ def test_a_healthy_pair(pair: Pair) -> None:
     assert found["tcp buffers"]["figures"]["share"] < 0.5
     assert "tcp_rmem" in found["tcp buffers"]["mend"] + found["tcp buffers"]["seen"]
 
-    people, _ = doctor(str(spoke.mountpoint))
+    people = run("spoke.cli", "doctor", str(spoke.mountpoint))
     assert people.stdout.splitlines()[0].startswith(f"{spoke.mountpoint} hub {hub.address}: ")
     assert "ok" in people.stdout
 

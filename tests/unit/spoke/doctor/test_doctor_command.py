@@ -56,8 +56,9 @@ def test_people_read_the_worst_first_and_what_is_fine_in_one_line(capsys: pytest
 
 def test_programs_read_names_numbers_and_the_worst() -> None:
     facts = with_path(0.25, 10)
-    told = report.as_json(facts, judged(facts))
+    told = report.as_json(facts, judged(facts), 1.5)
     assert (told["worst"], told["hub"], told["mountpoint"]) == ("problem", "10.0.1.5:7420", "/mnt/c4")
+    assert told["took_s"] == 1.5
     assert told["path"] == {
         "rtt_s": 0.25, "rtt_source": "given", "rate_bytes_per_s": 1.25e9, "rate_source": "given",
     }  # fmt: skip

@@ -272,6 +272,13 @@ async def test_a_hub_that_answers() -> None:
         assert (unnamed.state, unnamed.said) == (HubState.NAMED_NO_DATASET, "served: memory")
 
 
+async def test_on_a_long_path_fewer_pings_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spoke.doctor.probe_hub.DOCTOR_PINGS_S", 0.0)
+    async with Server({"memory": MemorySource()}, listen=("127.0.0.1", 0)) as server:
+        facts = await asyncio.to_thread(hub_facts, "127.0.0.1", server.port, "memory", now_s)
+    assert len(facts.pings_s) == 1
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_socket_that_listens_and_never_answers(listening: socket.socket) -> None:
     facts = hub_facts("127.0.0.1", listening.getsockname()[1], "c4", now_s)
