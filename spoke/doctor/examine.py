@@ -12,6 +12,7 @@ from common import limits
 from common.config import parse_dataset_name
 from common.errors import UsageError
 from common.units import parse_address
+from spoke.doctor.disk_checks import disk_findings
 from spoke.doctor.facts import (
     DiskFacts,
     Facts,
@@ -131,7 +132,9 @@ def examine(asked: Asked, runtime_dir: Path, now_s: Callable[[], float]) -> tupl
 
 def judged(facts: Facts) -> list[Finding]:
     """Worst first; among equals the mount, the host and the disk before the path."""
-    return sorted([*host_findings(facts), *path_findings(facts)], key=lambda finding: -finding.level)
+    return sorted(
+        [*host_findings(facts), *disk_findings(facts), *path_findings(facts)], key=lambda finding: -finding.level
+    )
 
 
 def path_of(asked: Asked, hub: HubFacts, status: Mapping[str, Any] | None) -> PathFacts:
