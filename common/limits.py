@@ -359,6 +359,32 @@ STOP_ANSWER_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 10.0
 """How long ``umount`` waits for the spoke to answer, and then to end. Then it takes the mount away itself."""
 
+# --- doctor (spoke/doctor) ---------------------------------------------------------------------------------
+
+DOCTOR_ASK_TIMEOUT_S = 2.0
+"""The running spoke's status, and the mount's statfs, asked side by side. Give up and say so: it is stuck."""
+
+DOCTOR_DIAL_TIMEOUT_S = 2.2
+DOCTOR_HELLO_TIMEOUT_S = 2.2
+"""From SYN to connected (a lost SYN is sent again after 1 s), and from HELLO to its answer. Give up and say which."""
+
+DOCTOR_HUB_TIMEOUT_S = 5.0
+"""All talk with the hub, name service and pings included. With the status before it doctor stays under nine seconds."""
+
+DOCTOR_PINGS = 5
+DOCTOR_PINGS_S = 2.0
+"""Round trips measured, one after another, and the time for them; on a long path fewer, but one at least."""
+
+DOCTOR_DISK_TIMEOUT_S = 5.0
+"""The look at the cache disk. Give up: it hangs."""
+
+DOCTOR_DISK_TEST_BYTES = 8 * 1024 * 1024
+DOCTOR_DISK_TEST_S = 1.0
+"""Written to a nameless file in the cache directory, synced, and read back; a slow disk gets only that time for each."""
+
+DOCTOR_HOST_TIMEOUT_S = 2.0
+"""Reading /proc and /sys. Give up."""
+
 # --- prefetch (spoke/prefetch) -------------------------------------------------------------------------------
 
 PREFETCH_SMALL_FILE_BYTES = 4 * 1024 * 1024

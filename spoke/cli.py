@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from common import __version__
-from common.terminal import exit_codes
+from common.terminal import EXIT_FAILED, exit_codes
 from spoke import control
 from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at
 from spoke.places import runtime_dir
@@ -177,6 +177,52 @@ def warm(
     path = locate(mountpoint)
     with _explained(path):
         show_warming(control.socket_path(runtime_dir(), path), path, paths or [""], quiet=quiet)
+
+
+@app.command()
+@exit_codes
+def doctor(
+    mountpoint: Annotated[
+        Path | None, typer.Argument(help="A mount; without one give what it would use.", show_default=False)
+    ] = None,
+    hub: Annotated[str | None, typer.Option(help="HOST:PORT of the hub. [default: the mount's]")] = None,
+    dataset: Annotated[str | None, typer.Option(help="The dataset's name there. [default: the mount's]")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="The cache directory. [default: the mount's]")] = None,
+    rtt: Annotated[
+        str | None, typer.Option(help="Round trip to judge by, for example 60ms. [default: measured]")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="The link, for example 10gbit. [default: the mount's best, at least 1gbit]")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show in full what is fine as well.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look at kernel, TCP limits, cache disk, mount and hub: what each costs on this path, and how to mend it.
+
+    Works with the spoke dead, the hub dead or the mount stuck, in less than ten seconds. Exit 1 if something is a problem.
+    """
+    from common import runtime
+    from common.units import parse_duration, parse_rate
+    from spoke.doctor import report
+    from spoke.doctor.examine import Asked, examine
+    from spoke.doctor.findings import Level
+
+    asked = Asked(
+        mountpoint,
+        hub,
+        dataset,
+        cache_dir,
+        parse_duration(rtt) if rtt is not None else None,
+        parse_rate(rate) if rate is not None else None,
+    )
+    began_s = runtime.now_s()
+    facts, findings = examine(asked, runtime_dir(), runtime.now_s)
+    if as_json:
+        typer.echo(json.dumps(report.as_json(facts, findings, runtime.now_s() - began_s), indent=1))
+    else:
+        report.show(facts, findings, everything=everything)
+    if report.worst(findings) is Level.PROBLEM:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command()

@@ -17,8 +17,9 @@ RECEIVE_WINDOW_SHARE = 0.5
 SEND_WINDOW_SHARE = 0.7
 """Of the most that tcp_wmem allows, measured with a stock kernel's 4 MiB."""
 
-_STOCK_RECEIVE_BYTES = 6 * 1024 * 1024
-_STOCK_SEND_BYTES = 4 * 1024 * 1024
+STOCK_RECEIVE_BYTES = 6 * 1024 * 1024
+STOCK_SEND_BYTES = 4 * 1024 * 1024
+"""What a stock kernel lets one connection's buffers grow to."""
 
 ASSUMED_RATE_BYTES_PER_S = 125e6
 """Before anything was measured: 1 Gbit/s."""
@@ -39,12 +40,12 @@ def receive_buffer_bytes(sysctl: Path = Path("/proc/sys/net/ipv4/tcp_rmem")) -> 
     try:
         return int(sysctl.read_text().split()[2])
     except (OSError, ValueError, IndexError):
-        return _STOCK_RECEIVE_BYTES
+        return STOCK_RECEIVE_BYTES
 
 
 def window_bytes(receive_bytes: int, send_bytes: int) -> int:
     """What one connection can have in flight. ``send_bytes`` 0: the hub did not say."""
-    return max(1, int(min(receive_bytes * RECEIVE_WINDOW_SHARE, (send_bytes or _STOCK_SEND_BYTES) * SEND_WINDOW_SHARE)))
+    return max(1, int(min(receive_bytes * RECEIVE_WINDOW_SHARE, (send_bytes or STOCK_SEND_BYTES) * SEND_WINDOW_SHARE)))
 
 
 def wanted_links(rtt_s: float, rate_bytes_per_s: float, link_window_bytes: int) -> int:
