@@ -22,36 +22,21 @@ from common.units import parse_address, parse_duration, parse_rate, parse_size
 ENVIRONMENT_PREFIX = "HEADRACE_"
 
 SETTING_NAMES = frozenset(
-    [
-        "dataset",
-        "listen",
-        "metrics",
-        "state_dir",
-        "rate_limit",
-        "rate_limit_zone",
-        "weights",
-        "rescan_interval",
-        "compression",
-        "log_level",
-        "log_format",
-        "hub",
-        "cache_dir",
-        "cache_size",
-        "cache_free_floor",
-        "read_timeout",
-        "connect_timeout",
-        "links",
-        "identity",
-        "prefetch",
-        "revision",
-        "snapshot",
-        "consistency",
-        "passthrough",
-        "allow_other",
-        "uid",
-        "gid",
-        "umask",
-    ]
+    {
+        *("dataset", "listen", "metrics", "state_dir", "rate_limit", "rate_limit_zone", "weights", "rescan_interval"),
+        *(
+            "compression",
+            "log_level",
+            "log_format",
+            "hub",
+            "cache_dir",
+            "cache_size",
+            "cache_free_floor",
+            "read_timeout",
+        ),
+        *("connect_timeout", "links", "identity", "prefetch", "revision", "snapshot", "consistency", "passthrough"),
+        *("allow_other", "uid", "gid", "umask"),
+    }
 )
 """Settings of either daemon: one environment may serve both, and the other's are no mistakes."""
 

@@ -171,7 +171,7 @@ UNSENT_KERNEL_BYTES = 512 * 1024
 """TCP_NOTSENT_LOWAT: bytes the kernel holds beyond what is in flight. 4 ms at 1 Gbit/s: how long a demand read waits behind prefetch."""
 
 CLOSE_GRACE_S = 2.0
-"""From the decision to close a connection (its last words queued) to dropping it."""
+"""From the decision to close a connection (its last words queued) to dropping it; at either end."""
 
 # --- replica of the names (spoke/namespace) ----------------------------------------------------------------
 
