@@ -349,6 +349,15 @@ STOP_ANSWER_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 10.0
 """How long ``umount`` waits for the spoke to answer, and then to end. Then it takes the mount away itself."""
 
+LOG_MAX_BYTES = 4 * 1024 * 1024
+"""A background spoke's log in the runtime directory (often memory): a longer one is put aside at the next start, one is kept."""
+
+LOG_KEPT_S = 7 * 24 * 3600.0
+"""How long the log of a spoke that is gone is kept for whoever wants to know why. Remove."""
+
+RUNTIME_FILE_SWEPT_AFTER_S = 60.0
+"""Sockets and records of dead spokes younger than this are left alone: their spoke may just be starting."""
+
 # --- prefetch (spoke/prefetch) -------------------------------------------------------------------------------
 
 PREFETCH_SMALL_FILE_BYTES = 4 * 1024 * 1024
