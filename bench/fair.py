@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -246,6 +247,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--hub-exec", default="", help="put in front of the hub's command, to run it at one end of a long link"
     )
+    parser.add_argument("--hub-log", type=Path, help="keep the hub's log here, at level debug")
     parser.add_argument("--spoke-exec", default="", help="the same for the spokes, at the other end")
     parser.add_argument("--hub-address", default="127.0.0.1", help="of the hub's end (127.0.0.1)")
     parser.add_argument("--as-spokes", help=argparse.SUPPRESS)
@@ -297,6 +299,8 @@ def run(lab: Lab, arguments: argparse.Namespace, say: Callable[[str], object]) -
     write_random(data / FILE.decode(), FILE_BYTES)
     weights = [f"{identity}={weight:g}" for identity, weight in arguments.weights.table.items()]
     flags = [flag for weight in weights for flag in ("--weights", weight)]
+    if arguments.hub_log is not None:
+        flags += ["--log-level", "debug"]
     lab.start_hub_at(
         GivenWay("given", shlex.split(arguments.hub_exec), arguments.hub_address),
         DATASET,
@@ -308,7 +312,10 @@ def run(lab: Lab, arguments: argparse.Namespace, say: Callable[[str], object]) -
     say(
         f"{arguments.spokes} light spokes{' and a greedy one' if arguments.greedy else ''}, rate limit {arguments.rate}"
     )
-    return [measure(lab, arguments) for _ in range(arguments.rounds)]
+    rounds = [measure(lab, arguments) for _ in range(arguments.rounds)]
+    if arguments.hub_log is not None:
+        shutil.copy(lab.logs["hub"], arguments.hub_log)
+    return rounds
 
 
 if __name__ == "__main__":
