@@ -19,7 +19,10 @@ FIRST_ROUND_TRIPS = 12
 
 @dataclass(frozen=True)
 class Run:
-    """One load on a fresh mount, or ``after_idle_s`` of silence on one that had such a load. ``wire_bytes``: received by the spoke meanwhile; ``…_cpu_s``: of the daemons, user and system."""
+    """One load on a fresh mount, or ``after_idle_s`` of silence on one that had such a load.
+
+    ``wire_bytes``: received by the spoke meanwhile; ``…_cpu_s``: of the daemons, user and system.
+    """
 
     readers: int
     bucket_s: float
