@@ -109,14 +109,6 @@ class Egress:
     def limit_total(self, rate_bytes_per_s: float | None) -> None:
         """All connections together leave no faster from now on; None: no limit."""
         self.scheduler.limit_total(self._clock(), rate_bytes_per_s)
-        self._look_again()
-
-    def limit_shared(self, rate_bytes_per_s: float | None) -> None:
-        """The same for what the way out was found to carry."""
-        self.scheduler.limit_shared(self._clock(), rate_bytes_per_s)
-        self._look_again()
-
-    def _look_again(self) -> None:
         if self._timer is not None:  # set for a moment of the former rate
             self._timer.cancel()
             self._timer = None

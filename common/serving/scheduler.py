@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange, split_at_extents
@@ -39,8 +38,7 @@ class ReadAhead:
 
 class _Spoke:
     __slots__ = (
-        "deficit_bytes", "in_demand_ring", "in_ring", "links", "outstanding_bytes", "pacer", "sent_bytes", "turn_open",
-        "weight",
+        "deficit_bytes", "in_demand_ring", "in_ring", "links", "outstanding_bytes", "pacer", "turn_open", "weight"
     )  # fmt: skip
 
     def __init__(self, weight: float, rate_bytes_per_s: float | None) -> None:
@@ -49,7 +47,6 @@ class _Spoke:
         self.links: deque[_Link] = deque()
         self.deficit_bytes = 0.0
         self.outstanding_bytes = 0
-        self.sent_bytes = 0
         self.turn_open = False
         self.in_ring = False
         self.in_demand_ring = False
@@ -123,15 +120,6 @@ class Pick:
         return len(self.request.picks) == 1 and not self.request.queued
 
 
-class HungrySpoke(NamedTuple):
-    """``held``: something else than the total holds it back: its own pace, or connections that take no more."""
-
-    spoke_id: bytes
-    link_ids: Sequence[int]
-    sent_bytes: int
-    held: bool
-
-
 class Scheduler:
     """Holds the READs of all connections ("links") of all spokes and picks the next extent.
 
@@ -147,8 +135,6 @@ class Scheduler:
         read_ahead: ReadAhead | None = None,
     ) -> None:
         self._total_pacer = Pacer(total_rate_bytes_per_s)
-        self._total_rate_bytes_per_s = total_rate_bytes_per_s
-        self._shared_rate_bytes_per_s: float | None = None
         self._spoke_rate_bytes_per_s = spoke_rate_bytes_per_s
         self._read_ahead = read_ahead or ReadAhead()
         self._spokes: dict[bytes, _Spoke] = {}
@@ -205,31 +191,8 @@ class Scheduler:
 
     def limit_total(self, now_s: float, rate_bytes_per_s: float | None) -> None:
         """What all spokes get together from now on; None: no limit. What was sent ahead of the former rate stays owed."""
-        self._total_rate_bytes_per_s = rate_bytes_per_s
-        self._pace_total(now_s)
-
-    def limit_shared(self, now_s: float, rate_bytes_per_s: float | None) -> None:
-        """What the way out was found to carry for all (common.serving.shared_rate), below the configured total if there is one."""
-        self._shared_rate_bytes_per_s = rate_bytes_per_s
-        self._pace_total(now_s)
-
-    def _pace_total(self, now_s: float) -> None:
-        rates = [rate for rate in (self._total_rate_bytes_per_s, self._shared_rate_bytes_per_s) if rate is not None]
-        rate = min(rates, default=None)
-        if rate != self._total_pacer.rate_bytes_per_s:
-            self._total_pacer.set_rate(now_s, rate)
-
-    def hungry_spokes(self, now_s: float) -> Iterator[HungrySpoke]:
-        """Those that wait for more than a moment's worth of bytes."""
-        for spoke_id, spoke in self._spokes.items():
-            if spoke.outstanding_bytes >= EXTENT_BYTES:
-                links = [link.link_id for link in spoke.links]
-                yield HungrySpoke(spoke_id, links, spoke.sent_bytes, self._is_held(now_s, spoke))
-
-    def _is_held(self, now_s: float, spoke: _Spoke) -> bool:
-        if spoke.pacer.next_send_at(now_s, 0) > now_s:
-            return True
-        return all(self._choose_link(spoke, lane) is None for lane in Priority)
+        if rate_bytes_per_s != self._total_pacer.rate_bytes_per_s:
+            self._total_pacer.set_rate(now_s, rate_bytes_per_s)
 
     def submit(
         self,
@@ -428,7 +391,6 @@ class Scheduler:
         if not pick.live:
             return
         request = pick.request
-        request.link.spoke.sent_bytes += sent_bytes
         self._release(pick, sent_bytes)
         request.picks.remove(pick)
         if not request.picks and not request.queued:

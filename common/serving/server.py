@@ -19,7 +19,6 @@ from common.serving.egress import Egress, Pack, pack_raw
 from common.serving.observer import NoObserver, Observer
 from common.serving.scheduler import Scheduler
 from common.serving.session import Session
-from common.serving.shared_rate import Load, SharedRate
 from common.serving.source import Source
 from common.serving.steering import Steering
 from common.serving.weights import Weights
@@ -27,9 +26,6 @@ from common.tcp import PathFacts, send_buffer_bytes, tune
 from common.wire.messages import Codec, Hello, Stats
 
 log = get_logger(__name__)
-
-SHARES_LOOK_S = 0.1
-"""Between two looks at who is held by what, while several spokes are linked."""
 
 RATE_LOOK_S = 1.0
 RATE_SPAN_S = 4.0
@@ -124,8 +120,6 @@ class Server:
         self._steering = Steering(scheduler, clock, self.socket_rate_bytes_per_s) if steer else None
         self._steering_task: asyncio.Task[None] | None = None
         self._rates_task: asyncio.Task[None] | None = None
-        self._shared_rate = SharedRate()
-        self._shares_task: asyncio.Task[None] | None = None
         self._closing = False
 
     # --- life -----------------------------------------------------------------------------------------------
@@ -144,7 +138,6 @@ class Server:
         if self._steering is not None:
             self._steering_task = asyncio.create_task(self._steering.run(), name="rate of each spoke")
         self._rates_task = asyncio.create_task(self._measure_rates(), name="rates of the fleet view")
-        self._shares_task = asyncio.create_task(self._keep_shares(), name="shares of one way out")
         log.info("serving", host=host, port=self.port, datasets=sorted(self._sources))
 
     @property
@@ -161,7 +154,7 @@ class Server:
         sessions = list(self._sessions.values())
         for session in sessions:
             session.say_goodbye("the server stops")
-        await cancel_and_wait(self._steering_task, self._rates_task, self._shares_task)
+        await cancel_and_wait(self._steering_task, self._rates_task)
         await self.egress.close()
         closed = asyncio.gather(*(session.wait_closed() for session in sessions))
         try:
@@ -237,38 +230,6 @@ class Server:
         self.observer.disconnected(hello.identity)
 
     # --- the fleet --------------------------------------------------------------------------------------------
-
-    async def _keep_shares(self) -> None:
-        while True:
-            await asyncio.sleep(SHARES_LOOK_S)
-            if len(self._spokes) > 1 or self._shared_rate.rate_bytes_per_s is not None:
-                try:
-                    self._look_at_shares()
-                except Exception:
-                    log.exception("keeping the shares failed in an unforeseen way, serving goes on")
-
-    def _look_at_shares(self) -> None:
-        now_s = self._clock()
-        shared = self._shared_rate
-        before = shared.rate_bytes_per_s
-        shared.observe(
-            now_s,
-            {
-                spoke.spoke_id: Load(spoke.sent_bytes, sum(map(self._backlog_bytes, spoke.link_ids)), spoke.held)
-                for spoke in self.egress.scheduler.hungry_spokes(now_s)
-            },
-        )
-        if shared.rate_bytes_per_s != before:
-            self.egress.limit_shared(shared.rate_bytes_per_s)
-            log.debug("shared rate", rate_bytes_per_s=shared.rate_bytes_per_s)
-
-    def _backlog_bytes(self, link_id: int) -> int:
-        """What waits at a connection, here and in the kernel."""
-        session = self._sessions.get(link_id)
-        if session is None:
-            return 0
-        path = session.path()
-        return session.waiting_bytes + (path.unsent_bytes if path is not None else 0)
 
     async def _measure_rates(self) -> None:
         at_s = self._clock()

@@ -80,9 +80,9 @@ def share(dice: random.Random, weights: list[float]) -> None:
     sent_bytes = sum(spoke.sent_bytes for spoke in spokes)
     assert sent_bytes == pytest.approx(run_s * rate, rel=0.05)
     for spoke in spokes:
-        # What is under way, and demand on credit, count two extents: for a light spoke more than a tenth of its 17.
+        # What is under way, and demand on credit, count up to three extents: for a light spoke more than a tenth of its 17.
         expected = sent_bytes * spoke.weight / sum(weights)
-        assert spoke.sent_bytes == pytest.approx(expected, rel=0.10, abs=2 * EXTENT_BYTES)
+        assert spoke.sent_bytes == pytest.approx(expected, rel=0.10, abs=3 * EXTENT_BYTES)
 
 
 OPERATIONS = [
