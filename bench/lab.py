@@ -36,7 +36,7 @@ from common.errors import HeadraceError, UsageError
 from common.units import format_address, parse_address
 from spoke.fuse.mountpoint import detach, fusermount, mounts_at
 
-MARK_VARIABLE = "HEADRACE_LAB_MARK"
+MARK_VARIABLE = "BENCH_LAB_MARK"
 HUB_READY_TIMEOUT_S = 30.0
 COMMAND_TIMEOUT_S = 60.0
 LOG_TAIL_LINES = 12

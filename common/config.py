@@ -6,6 +6,8 @@ where each value came from. Anything that cannot be understood is a UsageError w
 
 from __future__ import annotations
 
+import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +20,28 @@ from common.errors import UsageError
 from common.units import parse_address, parse_duration, parse_rate, parse_size
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
+
+SETTING_NAMES = frozenset(
+    {
+        *("dataset", "listen", "metrics", "state_dir", "rate_limit", "rate_limit_zone", "weights", "rescan_interval"),
+        *(
+            "compression",
+            "log_level",
+            "log_format",
+            "hub",
+            "cache_dir",
+            "cache_size",
+            "cache_free_floor",
+            "read_timeout",
+        ),
+        *("connect_timeout", "links", "identity", "prefetch", "revision", "snapshot", "consistency", "passthrough"),
+        *("allow_other", "uid", "gid", "umask"),
+    }
+)
+"""Settings of either daemon: one environment may serve both, and the other's are no mistakes."""
+
+# What Kubernetes sets in every pod for a service named headrace or headrace-hub.
+_SERVICE_LINK = re.compile(r"(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP)(_.*)?)?)\Z")
 
 
 def checked(parse: Any) -> Any:
@@ -64,10 +88,11 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 @dataclass(frozen=True)
 class Loaded(Generic[SettingsT]):
-    """``sources``: setting name to ``default``, ``file``, ``environment`` or ``flag``."""
+    """``sources``: setting name to ``default``, ``file``, ``environment`` or ``flag``. ``warnings``: for the one who started it."""
 
     settings: SettingsT
     sources: dict[str, str]
+    warnings: tuple[str, ...] = ()
 
 
 def load(
@@ -86,9 +111,23 @@ def load(
             merged[name] = value
             sources[name] = layer
     try:
-        return Loaded(model.model_validate(merged), {name: sources[name] for name in model.model_fields})
+        settings = model.model_validate(merged)
     except ValidationError as error:
         raise UsageError(_explain(error, model, sources)) from None
+    return Loaded(settings, {name: sources[name] for name in model.model_fields}, _misspelt(model, environ))
+
+
+def _misspelt(model: type[Settings], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """One line for each variable that looks like a setting and is none. Not refused: others may set such names as well."""
+    known = {ENVIRONMENT_PREFIX + name.upper() for name in (*model.model_fields, *SETTING_NAMES)}
+    lines = []
+    for name in sorted(environ):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in known or _SERVICE_LINK.match(name):
+            continue
+        near = difflib.get_close_matches(name, sorted(known), 1, cutoff=0.75)
+        hint = f"did you mean {near[0]}?" if near else "no setting has a name like it"
+        lines.append(f"{name} is set and means nothing here: {hint}")
+    return tuple(lines)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

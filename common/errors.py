@@ -17,11 +17,13 @@ class HeadraceError(Exception):
     ``wire_code``: short stable name, sent in ERROR frames (PROTOCOL.md lists them).
     ``errno``: what a reader at the mount gets when this error ends its request.
     ``retryable``: the same request may succeed later without anybody acting.
+    ``logged``: whoever knew most about it has logged it; further up it is only answered.
     """
 
     wire_code: ClassVar[str] = "internal"
     errno: ClassVar[int] = errno_codes.EIO
     retryable: ClassVar[bool] = False
+    logged: bool = False
 
 
 # --- the person who started the command must act (exit code 2) -----------------------------------------

@@ -181,7 +181,7 @@ UNSENT_KERNEL_BYTES = 512 * 1024
 """TCP_NOTSENT_LOWAT: bytes the kernel holds beyond what is in flight. 4 ms at 1 Gbit/s: how long a demand read waits behind prefetch."""
 
 CLOSE_GRACE_S = 2.0
-"""From the decision to close a connection (its last words queued) to dropping it."""
+"""From the decision to close a connection (its last words queued) to dropping it; at either end."""
 
 # --- replica of the names (spoke/namespace) ----------------------------------------------------------------
 
@@ -384,6 +384,15 @@ DOCTOR_DISK_TEST_S = 1.0
 
 DOCTOR_HOST_TIMEOUT_S = 2.0
 """Reading /proc and /sys. Give up."""
+
+LOG_MAX_BYTES = 4 * 1024 * 1024
+"""A background spoke's log in the runtime directory (often memory): a longer one is put aside at the next start, one is kept."""
+
+LOG_KEPT_S = 7 * 24 * 3600.0
+"""How long the log of a spoke that is gone is kept for whoever wants to know why. Remove."""
+
+RUNTIME_FILE_SWEPT_AFTER_S = 60.0
+"""Sockets and records of dead spokes younger than this are left alone: their spoke may just be starting."""
 
 # --- prefetch (spoke/prefetch) -------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
 import typer
@@ -32,3 +32,9 @@ def exit_codes(command: Callable[ParamT, ResultT]) -> Callable[ParamT, ResultT]:
             raise typer.Exit(EXIT_FAILED) from None
 
     return wrapped
+
+
+def warn(lines: Iterable[str]) -> None:
+    """To stderr, one line each."""
+    for line in lines:
+        typer.echo(f"warning: {line}", err=True)

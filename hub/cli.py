@@ -16,7 +16,7 @@ from common import __version__
 from common.config import load
 from common.errors import HeadraceError, UsageError
 from common.log import configure
-from common.terminal import exit_codes
+from common.terminal import exit_codes, warn
 from common.units import format_rate, format_size
 from hub.config import DEFAULT_METRICS_PORT, HubSettings, default_state_dir
 
@@ -42,7 +42,19 @@ def serve(
     listen: Annotated[str | None, typer.Option(help="HOST:PORT for spokes. Port 0 takes a free one.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Where the catalog is kept.")] = None,
     metrics: Annotated[str | None, typer.Option(help="HOST:PORT for /metrics, /healthz and /status.")] = None,
-    rate_limit: Annotated[str | None, typer.Option(help="Total over all spokes, for example 10gbit.")] = None,
+    rate_limit: Annotated[
+        str | None,
+        typer.Option(
+            help="Total over all spokes, for example 10gbit, or by the hour: 2gbit@mon-fri 08:00-20:00,10gbit."
+        ),
+    ] = None,
+    rate_limit_zone: Annotated[
+        str | None,
+        typer.Option(help="Whose hours these are: local, UTC, or a name like Europe/Berlin. [default: local]"),
+    ] = None,
+    weights: Annotated[
+        list[str] | None, typer.Option(help="IDENTITY=WEIGHT: a spoke's share against others; * matches any text.")
+    ] = None,
     rescan_interval: Annotated[
         str | None, typer.Option(help="Full rescan every so often (300s); 0 trusts inotify alone.")
     ] = None,
@@ -58,12 +70,15 @@ def serve(
         "state_dir": state_dir,
         "metrics": metrics,
         "rate_limit": rate_limit,
+        "rate_limit_zone": rate_limit_zone,
+        "weights": weights or None,
         "rescan_interval": rescan_interval,
         "compression": compression,
         "log_level": log_level,
         "log_format": log_format,
     }
     loaded = load(HubSettings, file=config, environ=os.environ, flags=flags)
+    warn(loaded.warnings)
     configure(loaded.settings.log_level, loaded.settings.log_format)
     from hub.daemon import run_hub
 
@@ -95,13 +110,19 @@ def status(
             f"  {name}: {dataset['directory']}  {dataset['entries']} names, revision {dataset['revision']}"
             + (f"  HELD: {dataset['held']}" if dataset["held"] else "")
         )
+        left_out = [f"{count} {kind}" for kind, count in dataset["skipped"].items()]
+        if left_out:
+            typer.echo(f"    not served: {', '.join(left_out)}")
+        if dataset["unreadable"]:
+            typer.echo(f"    unreadable, kept as they were known: {dataset['unreadable']}; the log names them")
     for spoke in facts["spokes"]:
         typer.echo(
             f"  spoke {spoke['identity']} {spoke['address']}  {spoke['dataset']}  {spoke['connections']} connections, "
-            f"{format_size(spoke['sent_bytes'])} sent"
+            f"weight {spoke['weight']:g}, {format_rate(spoke['rate_bytes_per_s'])}, {format_size(spoke['sent_bytes'])} sent"
         )
-    limit = facts["rate_limit_bytes_per_s"]
-    typer.echo(f"  rate limit: {format_rate(limit) if limit else 'none'}")
+    limit = facts["rate_limit"]
+    until = f" until {limit['until']}; rules: {limit['rules']}" if limit["until"] else ""
+    typer.echo(f"  rate limit: {limit['limit']}{until}")
 
 
 snapshot_app = typer.Typer(help="Name the tree as it is now, so that mounts can stay at it.", no_args_is_help=True)

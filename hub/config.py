@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from common.config import Address, DurationS, RateBytesPerS, Settings, parse_dataset_name
+from common.config import Address, DurationS, Settings, checked, parse_dataset_name
 from common.errors import UsageError
 from common.serving.packing import Compression
+from common.serving.weights import Weights, parse_weights
+from hub.timetable import Timetable, parse_timetable, parse_zone
 
 DEFAULT_PORT = 7420
 DEFAULT_METRICS_PORT = 9420
@@ -31,8 +33,9 @@ def default_state_dir() -> Path:
 
 
 class HubSettings(Settings):
-    """``rate_limit``: bytes per second over all spokes, 0 = no limit. ``rescan_interval``: seconds, 0 = inotify only.
-
+    """``rate_limit``: over all spokes, by the hour (:mod:`hub.timetable`), in the time of ``rate_limit_zone``: ``local``, ``UTC`` or
+    a name like Europe/Berlin. ``weights``: a spoke's identity to its share (:mod:`common.serving.weights`).
+    ``rescan_interval``: seconds, 0 = inotify only.
     ``compression``: ``auto`` (where the link is the bottleneck and it shrinks), ``on`` (whatever shrinks) or ``off``.
     """
 
@@ -40,11 +43,22 @@ class HubSettings(Settings):
     listen: Address = f"127.0.0.1:{DEFAULT_PORT}"
     metrics: Address = f"127.0.0.1:{DEFAULT_METRICS_PORT}"
     state_dir: Path = Field(default_factory=default_state_dir)
-    rate_limit: RateBytesPerS = 0.0
+    rate_limit: Annotated[Timetable, checked(parse_timetable)] = Timetable(())
+    rate_limit_zone: str = "local"
+    weights: Annotated[Weights, checked(parse_weights)] = Weights()
     rescan_interval: DurationS = 300.0
     compression: Compression = Compression.AUTO
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
+
+    @field_validator("rate_limit_zone")
+    @classmethod
+    def _zone(cls, value: str) -> str:
+        try:
+            parse_zone(value)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+        return value
 
     @field_validator("dataset", mode="before")
     @classmethod

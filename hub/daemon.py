@@ -21,7 +21,9 @@ from common.serving.server import Server
 from common.units import format_address, parse_address
 from hub.config import HubSettings
 from hub.metrics import METRICS, Counts
+from hub.rate_schedule import RateSchedule
 from hub.source import HubSource
+from hub.timetable import Timetable, parse_zone
 from hub.watcher import WatcherSettings
 
 log = get_logger(__name__)
@@ -46,11 +48,15 @@ class Hub:
             self.sources,
             listen=parse_address(settings.listen),
             clock=runtime.now_s,
-            total_rate_bytes_per_s=settings.rate_limit or None,
+            total_rate_bytes_per_s=settings.rate_limit.most_bytes_per_s,  # what one socket may reach at most; the schedule sets it
+            weights=settings.weights,
             observer=self.counts,
             codecs=self.packer.codecs,
             pack=self.packer.pack,
         )
+        timetable = Timetable(settings.rate_limit.rules, parse_zone(settings.rate_limit_zone))
+        self.rate_schedule = RateSchedule(timetable, self.server.limit_total, runtime.wall_time_s)
+        self._rate_task: asyncio.Task[None] | None = None
         registry = CollectorRegistry()
         registry.register(TableCollector(METRICS, self))
         self.pages = HttpPages(registry, self.health, self.status)
@@ -62,15 +68,18 @@ class Hub:
         for name, source in self.sources.items():
             await source.start()
             log.info("dataset scanned", dataset=name, entries=source.status.entries, revision=source.head_revision)
+        self.rate_schedule.look()  # before the first spoke
         try:
             await self.server.start()
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else error
             raise UsageError(f"cannot listen on {settings.listen}: {reason}; choose another --listen") from None
+        self._rate_task = asyncio.create_task(self.rate_schedule.run(), name="rate schedule")
         self._ready = True
 
     async def close(self) -> None:
         self._ready = False
+        await cancel_and_wait(self._rate_task)
         await self.server.close()
         await self.packer.close()
         for source in self.sources.values():
@@ -95,7 +104,8 @@ class Hub:
             "listen": self.listening if self._ready else self.settings.listen,
             "serving": self._ready,
             "uptime_s": runtime.now_s() - self._started_s,
-            "rate_limit_bytes_per_s": self.settings.rate_limit,
+            "rate_limit_bytes_per_s": self.rate_schedule.rate_bytes_per_s or 0.0,
+            "rate_limit": self.rate_schedule.status(),
             "raw_bytes": self.packer.raw_bytes,
             "packed_bytes": self.packer.packed_bytes,
             "datasets": {
@@ -110,6 +120,7 @@ class Hub:
                     "scans": source.status.scans_total,
                     "last_scan_s": source.status.last_scan_s,
                     "skipped": dict(source.status.skipped),
+                    "unreadable": source.status.unreadable,
                 }
                 for name, source in (self.sources.items() if self._ready else ())
             },
@@ -119,6 +130,8 @@ class Hub:
                     "dataset": spoke.dataset,
                     "address": spoke.links[0].address if spoke.links else "",
                     "connections": len(spoke.links),
+                    "weight": spoke.weight,
+                    "rate_bytes_per_s": spoke.rate_bytes_per_s,
                     "connected_s": spoke.connected_s,
                     "sent_bytes": spoke.sent_bytes,
                     "outstanding_bytes": spoke.outstanding_bytes,

@@ -52,6 +52,8 @@ class Export:
         seen = os.fstat(self._root_fd)
         self.device = seen.st_dev
         self.inode = seen.st_ino
+        self.mtime_ns = seen.st_mtime_ns
+        """Of the root, as last looked at."""
 
     def close(self) -> None:
         if self._root_fd >= 0:
@@ -67,6 +69,7 @@ class Export:
             return f"{shown} cannot be reached: {error.strerror}"
         if (seen.st_dev, seen.st_ino) != (self.device, self.inode):
             return f"{shown} is no longer the directory that was exported (moved away, replaced or unmounted)"
+        self.mtime_ns = seen.st_mtime_ns
         return None
 
     def open_directory(self, path: bytes, dir_fd: int | None = None) -> int:

@@ -10,6 +10,7 @@ from common.metrics import Metric
 from common.serving.packing import Packer
 from common.serving.server import Server
 from common.wire.messages import Priority
+from hub.rate_schedule import RateSchedule
 from hub.source import HubSource
 
 IDENTITIES_MAX = 1000
@@ -56,6 +57,8 @@ class Measured(Protocol):
     def sources(self) -> Mapping[str, HubSource]: ...
     @property
     def packer(self) -> Packer: ...
+    @property
+    def rate_schedule(self) -> RateSchedule: ...
 
 
 METRICS: tuple[Metric[Measured], ...] = (
@@ -99,6 +102,12 @@ METRICS: tuple[Metric[Measured], ...] = (
         lambda hub: {(code,): count for code, count in hub.counts.refusals.items()},
         ("code",),
     ),
+    Metric(
+        "headrace_hub_rate_limit_bytes_per_second",
+        "gauge",
+        "Total rate limit in force now, 0 for none.",
+        lambda hub: hub.rate_schedule.rate_bytes_per_s or 0.0,
+    ),
     Metric("headrace_hub_connections", "gauge", "Connections of spokes now.", lambda hub: hub.server.connections),
     Metric("headrace_hub_spokes", "gauge", "Spokes linked now.", lambda hub: len(hub.server.spokes())),
     Metric(
@@ -121,6 +130,22 @@ METRICS: tuple[Metric[Measured], ...] = (
         "1 while the dataset's directory is not there and the catalog is kept as it was.",
         lambda hub: {(name,): float(source.status.held is not None) for name, source in hub.sources.items()},
         ("dataset",),
+    ),
+    Metric(
+        "headrace_hub_unreadable_paths",
+        "gauge",
+        "Paths that could not be looked at in the last scan, by dataset; what is known of them stays.",
+        lambda hub: {(name,): source.status.unreadable for name, source in hub.sources.items()},
+        ("dataset",),
+    ),
+    Metric(
+        "headrace_hub_skipped_names",
+        "gauge",
+        "Names that are not served, as of the last scan, by dataset and why.",
+        lambda hub: {
+            (name, kind): count for name, source in hub.sources.items() for kind, count in source.status.skipped
+        },
+        ("dataset", "kind"),
     ),
     Metric(
         "headrace_hub_watch_overflows",

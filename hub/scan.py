@@ -19,6 +19,7 @@ from typing import NamedTuple
 from common.entries import PATH_MAX_BYTES
 from common.log import get_logger
 from hub.export import Export, join_path, split_path
+from hub.mounts import is_headrace_mount
 from hub.versions import DIRECTORY, Facts, directory_facts, file_facts, symlink_facts
 
 log = get_logger(__name__)
@@ -78,6 +79,8 @@ class Scanner:
         self._complaints: set[bytes] = set()
         self._said_skipped: set[str] = set()
         self.skipped: Counter[str] = Counter()
+        self.unreadable = 0
+        """Paths that could not be looked at since the last walk of everything began."""
 
     def walk(self, top: bytes = b"") -> Iterator[Listing]:
         """Every directory from ``top`` down, each as a complete listing (incomplete if not read to its end).
@@ -89,6 +92,7 @@ class Scanner:
         """
         if not top:
             self.skipped.clear()
+            self.unreadable = 0
         with _OpenDirectories(self._export) as opened:
             stack: list[tuple[bytes, Facts | None]] = [(top, None)]
             while stack:
@@ -217,6 +221,9 @@ class Scanner:
         if stat.S_ISREG(mode):
             return file_facts(seen, root_device)
         if stat.S_ISDIR(mode):
+            if seen.st_dev != root_device and seen.st_dev != os.fstat(fd).st_dev and is_headrace_mount(seen.st_dev):
+                self._skip("mount of Headrace", path, name)
+                return None
             return directory_facts(seen, root_device)
         if stat.S_ISLNK(mode):
             return symlink_facts(seen, root_device, os.readlink(name, dir_fd=fd))
@@ -230,7 +237,10 @@ class Scanner:
             log.warning("not served, further ones of this kind are only counted", kind=kind, path=join_path(path, name))
 
     def _complain(self, path: bytes, error: OSError) -> None:
-        if error.errno in VANISHED_ERRNOS or path in self._complaints:
+        if error.errno in VANISHED_ERRNOS:
+            return
+        self.unreadable += 1
+        if path in self._complaints:
             return
         if len(self._complaints) < _COMPLAINTS_MAX:
             self._complaints.add(path)

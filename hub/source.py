@@ -105,6 +105,12 @@ class HubSource:
     def head_revision(self) -> int:
         return self._catalog.head_revision
 
+    @property
+    def root_mtime_ns(self) -> int | None:
+        if self._export is None:
+            return None
+        return max(-(1 << 63), min(self._export.mtime_ns, (1 << 63) - 1))  # some file systems hold times past 2262
+
     def leads_from(self, catalog_id: bytes, revision: int) -> bool:
         return self._catalog.leads_from(catalog_id, revision)
 

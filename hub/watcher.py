@@ -51,7 +51,10 @@ class WatcherSettings:
 
 @dataclass(frozen=True, slots=True)
 class WatcherStatus:
-    """``held``: why the catalog is held as it is, or None. ``unwatched``: directories without a watch for want of them."""
+    """``held``: why the catalog is held as it is, or None. ``unwatched``: directories without a watch for want of them.
+
+    Of the last scan of everything: ``skipped``, names not served by kind; ``unreadable``, paths that could not be looked at.
+    """
 
     held: str | None = None
     entries: int = 0
@@ -63,6 +66,7 @@ class WatcherStatus:
     scans_total: int = 0
     last_scan_s: float = 0.0
     skipped: tuple[tuple[str, int], ...] = ()
+    unreadable: int = 0
 
 
 class _Stopped(Exception):
@@ -327,6 +331,7 @@ class Watcher:
             scans_total=self.status.scans_total + 1,
             last_scan_s=took_s,
             skipped=tuple(sorted(self._scanner.skipped.items())),
+            unreadable=self._scanner.unreadable,
         )
         log.info(
             "scanned",

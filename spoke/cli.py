@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from common import __version__
-from common.terminal import EXIT_FAILED, exit_codes
+from common.terminal import EXIT_FAILED, exit_codes, warn
 from spoke import control
 from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at
 from spoke.places import runtime_dir
@@ -124,6 +124,7 @@ def mount(
     from spoke.config import SpokeSettings
 
     loaded = load(SpokeSettings, file=config, environ=os.environ, flags=flags)
+    warn(loaded.warnings)
     from spoke.launch import mount_in_background, mount_in_foreground
 
     if background:

@@ -10,6 +10,7 @@ import signal
 import site
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from spoke import control
 from spoke.config import SpokeSettings
 from spoke.fuse import mountpoint as mountpoints
 from spoke.places import runtime_dir
+from spoke.runtime_files import bound_log, sweep
 
 READY_FD_VARIABLE = "HEADRACE_READY_FD"
 """Where a background spoke reports: one JSON line, ``{"ready": text}`` or ``{"error": text, "exit": code}``."""
@@ -40,6 +42,7 @@ def mount_in_foreground(mountpoint: Path, loaded: Loaded[SpokeSettings], on_read
     try:
         path = mountpoints.prepare(mountpoint, runtime_dir())
         _check_apart(path, loaded.settings.cache_dir)
+        sweep(runtime_dir(), time.time())
         from spoke.daemon import run_spoke
 
         run_spoke(path, loaded, lambda line: _report(ready_fd, {"ready": line}) if ready_fd else on_ready(line))
@@ -82,7 +85,10 @@ def mount_in_background(
     path = mountpoints.prepare(mountpoint, runtime_dir())
     _check_apart(path, loaded.settings.cache_dir)
     runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+    sweep(runtime_dir(), time.time())
     log_path = log_file or control.socket_path(runtime_dir(), path).with_suffix(".log")
+    if log_file is None:
+        bound_log(log_path)  # one of the user's own choice is the user's to rotate
     command, environment = _module_command("spoke.cli")
     command += [argument for argument in sys.argv[1:] if argument != "--background"]
     read_fd, write_fd = os.pipe()

@@ -226,6 +226,7 @@ class Reads:
         self._observer.slow(handle)
 
     def _log_failure(self, handle: Handle, offset_bytes: int, error: HeadraceError) -> None:
+        error.logged = True
         if isinstance(error, StaleVersion):
             self._observer.gone(handle)
             log.warning(

@@ -156,7 +156,7 @@ def change_messages(draw: st.DrawFn) -> Changes:
     )
 
 
-heartbeats = st.builds(Heartbeat, ids, revisions)
+heartbeats = st.builds(Heartbeat, ids, revisions, st.none() | st.integers(-(1 << 63), (1 << 63) - 1))
 reads = st.builds(Read, ids, range_lists(), st.sampled_from(Priority), durations_ms)
 promotes = st.builds(Promote, st.sampled_from(Priority), durations_ms)
 tokens = st.integers(0, (1 << 64) - 1)

@@ -54,20 +54,21 @@ def write_noise(path: Path, size_bytes: int, dice: Random, pool: memoryview) -> 
     return hashed.hexdigest()
 
 
-def make_dataset(directory: Path, loads: Sequence[int], total_bytes: int) -> dict[str, str]:
-    """For each number of readers as many files of ``total_bytes`` together, and one for the prober; digests by name."""
+def make_dataset(directory: Path, loads: Sequence[int], total_bytes: int, turns: int = 1) -> dict[str, str]:
+    """For each number of readers, and each turn, as many files of ``total_bytes`` together, and one for the prober; digests by name."""
     dice = Random(1)
     pool = memoryview(os.urandom(POOL_BYTES))
     write_noise(directory / PROBED, PROBED_BYTES, dice, pool)
     return {
         name: write_noise(directory / name, total_bytes // readers, dice, pool)
         for readers in loads
-        for name in file_names(readers)
+        for turn in range(turns)
+        for name in file_names(readers, turn)
     }
 
 
-def file_names(readers: int) -> list[str]:
-    return [f"load{readers}-{number}.bin" for number in range(readers)]
+def file_names(readers: int, turn: int = 0) -> list[str]:
+    return [f"load{readers}-{number}{'-again' * turn}.bin" for number in range(readers)]
 
 
 def cpu_s(pid: int) -> float:
@@ -133,10 +134,11 @@ def measure(lab: Lab, way: Way, arguments: argparse.Namespace, say: Callable[[st
     data.mkdir()
     total_bytes = arguments.size
     say(f"{format_size(total_bytes)} for each load")
-    digests = make_dataset(data, arguments.readers, total_bytes)
+    turns = 2 if arguments.idle else 1
+    digests = make_dataset(data, arguments.readers, total_bytes, turns)
     lab.start_hub_at(way, DATASET, data, *shlex.split(arguments.hub_flags))
     hub_pid = lab.hub_pid()
-    flags = ("--cache-size", str(2 * total_bytes + (1 << 30)), *shlex.split(arguments.spoke_flags))
+    flags = ("--cache-size", str((1 + turns) * total_bytes + (1 << 30)), *shlex.split(arguments.spoke_flags))
     timeout_s = 60 + 20 * total_bytes / min(shape.rate_bytes_per_s, 1e8)
     idle_s: list[float] = []
     runs = []
@@ -147,28 +149,35 @@ def measure(lab: Lab, way: Way, arguments: argparse.Namespace, say: Callable[[st
             facts = put_load(spoke, [], 0, arguments.probes, 0.02, timeout_s)
             idle_s = [took_s for _, took_s in facts["probes"]]
             time.sleep(arguments.pause)
-        say(f"{readers} reader{'s' if readers > 1 else ''}, and cold pages beside")
-        before, hub_before_s = spoke.status(), cpu_s(hub_pid)
-        spoke_before_s = cpu_s(before["pid"])
-        outage = Outage(way, arguments.outage_at, arguments.outage)
-        outage.begin()
-        facts = put_load(spoke, file_names(readers), arguments.probes, 10_000, arguments.gap, timeout_s)
-        outage.end()
-        after = spoke.status()
-        check(facts, digests)
-        runs.append(
-            report.Run(
-                readers=readers,
-                bucket_s=facts["bucket_s"],
-                bytes_by_bucket=facts["bytes_by_bucket"],
-                ended_s=[reader["ended_s"] for reader in facts["readers"]],
-                probes=facts["probes"],
-                wire_bytes=after["hub"]["received_bytes"] - before["hub"]["received_bytes"],
-                hub_cpu_s=cpu_s(hub_pid) - hub_before_s,
-                spoke_cpu_s=cpu_s(after["pid"]) - spoke_before_s,
-                links=len(after["hub"]["links"]),
+        pages = arguments.probes
+        for turn in range(turns):
+            if turn:
+                say(f"nothing for {arguments.idle:g} s, and then the same load over the same connections")
+                time.sleep(arguments.idle)
+            say(f"{readers} reader{'s' if readers > 1 else ''}, and cold pages beside")
+            before, hub_before_s = spoke.status(), cpu_s(hub_pid)
+            spoke_before_s = cpu_s(before["pid"])
+            outage = Outage(way, arguments.outage_at, arguments.outage)
+            outage.begin()
+            facts = put_load(spoke, file_names(readers, turn), pages, 10_000, arguments.gap, timeout_s)
+            outage.end()
+            pages += len(facts["probes"])
+            after = spoke.status()
+            check(facts, digests)
+            runs.append(
+                report.Run(
+                    readers=readers,
+                    bucket_s=facts["bucket_s"],
+                    bytes_by_bucket=facts["bytes_by_bucket"],
+                    ended_s=[reader["ended_s"] for reader in facts["readers"]],
+                    probes=facts["probes"],
+                    wire_bytes=after["hub"]["received_bytes"] - before["hub"]["received_bytes"],
+                    hub_cpu_s=cpu_s(hub_pid) - hub_before_s,
+                    spoke_cpu_s=cpu_s(after["pid"]) - spoke_before_s,
+                    links=len(after["hub"]["links"]),
+                    after_idle_s=arguments.idle * turn,
+                )
             )
-        )
         lab.unmount(spoke)
     text = f"{describe(shape)}{f', {shape.loss:.2%} loss' if shape.loss else ''} ({way.kind})"
     if arguments.outage:
@@ -197,6 +206,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--readers", default="1,8", help="loads by number of readers (default 1,8)")
     parser.add_argument("--probes", type=int, default=50, help="cold pages read on the idle link (default 50)")
     parser.add_argument("--gap", type=parse_duration, default=0.02, help="between two cold pages under load (20ms)")
+    parser.add_argument(
+        "--idle",
+        type=parse_duration,
+        default=0.0,
+        help="after each load so much silence, then another on the same mount",
+    )
     parser.add_argument(
         "--pause", type=parse_duration, default=0.0, help="of silence between idle probes and first load"
     )

@@ -19,7 +19,10 @@ FIRST_ROUND_TRIPS = 12
 
 @dataclass(frozen=True)
 class Run:
-    """One load on a fresh mount. ``wire_bytes``: received by the spoke meanwhile; ``…_cpu_s``: of the daemons, user and system."""
+    """One load on a fresh mount, or ``after_idle_s`` of silence on one that had such a load.
+
+    ``wire_bytes``: received by the spoke meanwhile; ``…_cpu_s``: of the daemons, user and system.
+    """
 
     readers: int
     bucket_s: float
@@ -30,6 +33,12 @@ class Run:
     hub_cpu_s: float
     spoke_cpu_s: float
     links: int
+    after_idle_s: float = 0.0
+
+    @property
+    def label(self) -> str:
+        again = f", {self.after_idle_s:g} s later" if self.after_idle_s else ""
+        return f"{self.readers} reader{'s' if self.readers > 1 else ''}{again}"
 
     @property
     def read_bytes(self) -> int:
@@ -96,6 +105,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "runs": [
             {
                 "readers": run.readers,
+                "after_idle_s": run.after_idle_s,
                 "read_bytes": run.read_bytes,
                 "seconds": max(run.ended_s),
                 "goodput_bytes_per_s": run.goodput_bytes_per_s,
@@ -123,7 +133,7 @@ def show(result: Result, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, title=result.link, title_justify="left")
     table.add_column("", no_wrap=True)
     for run in result.runs:
-        table.add_column(f"{run.readers} reader{'s' if run.readers > 1 else ''}", justify="right", no_wrap=True)
+        table.add_column(run.label, justify="right", no_wrap=True)
     shares = [result.shares(run) for run in result.runs]
     idle = f"{_ms(quantile(result.idle_s, 0.5))} / {_ms(quantile(result.idle_s, 0.99))}"
     rows: list[tuple[str, list[str]]] = [
@@ -177,7 +187,7 @@ def _draw(result: Result, path: Path) -> bool:
         ]
         edges = [step * together * run.bucket_s for step in range(len(steps) + 1)]
         share = result.shares(run)["all"]
-        label = f"{run.readers} reader{'s' if run.readers > 1 else ''}"
+        label = run.label
         label += f": {share:.2f} of the link" if share is not None else ""
         rates.stairs(steps, edges, baseline=None, color=colour, linewidth=2, label=label)
         waits.plot(*zip(*run.probes, strict=True), ".", color=colour, label=f"{label.partition(':')[0]} beside it")

@@ -64,7 +64,7 @@ async def follow(
             quiet = True  # a CHANGES frame says as much as a heartbeat would
         else:
             if not quiet:
-                yield Heartbeat(catalog_id, revision)
+                yield Heartbeat(catalog_id, revision, source.root_mtime_ns)
                 quiet = True
             try:
                 async with asyncio.timeout(heartbeat_interval_s):
@@ -105,7 +105,7 @@ async def _follow_pinned(
             async for page in pages:
                 yield page
     while True:
-        yield Heartbeat(catalog_id, goal)
+        yield Heartbeat(catalog_id, goal, source.root_mtime_ns)
         await asyncio.sleep(heartbeat_interval_s)
 
 

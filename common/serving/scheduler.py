@@ -17,6 +17,7 @@ from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange, split_at_extents
 from common.errors import Overloaded
 from common.pacing import Pacer
+from common.serving.weights import WEIGHT_MAX, WEIGHT_MIN
 from common.wire.messages import Priority
 
 DEMAND_CREDIT_BYTES = 2 * EXTENT_BYTES
@@ -154,8 +155,8 @@ class Scheduler:
     def add_link(self, link_id: int, spoke_id: bytes, weight: float = 1.0) -> None:
         """A connection; links of one ``spoke_id`` share that spoke's turns, rate and limits."""
         assert link_id not in self._links
-        if not 0.01 <= weight <= 100:
-            raise ValueError(f"a weight is between 0.01 and 100, not {weight}")
+        if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
+            raise ValueError(f"a weight is between {WEIGHT_MIN} and {WEIGHT_MAX}, not {weight}")
         spoke = self._spokes.get(spoke_id)
         if spoke is None:
             spoke = self._spokes[spoke_id] = _Spoke(weight, self._spoke_rate_bytes_per_s)
@@ -187,6 +188,11 @@ class Scheduler:
         if rate != spoke.pacer.rate_bytes_per_s:
             spoke.pacer.set_rate(now_s, rate)
             self._spokes_paced = self._spokes_paced or rate is not None
+
+    def limit_total(self, now_s: float, rate_bytes_per_s: float | None) -> None:
+        """What all spokes get together from now on; None: no limit. What was sent ahead of the former rate stays owed."""
+        if rate_bytes_per_s != self._total_pacer.rate_bytes_per_s:
+            self._total_pacer.set_rate(now_s, rate_bytes_per_s)
 
     def submit(
         self,

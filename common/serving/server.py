@@ -21,10 +21,15 @@ from common.serving.scheduler import Scheduler
 from common.serving.session import Session
 from common.serving.source import Source
 from common.serving.steering import Steering
+from common.serving.weights import Weights
 from common.tcp import PathFacts, send_buffer_bytes, tune
 from common.wire.messages import Codec, Hello, Stats
 
 log = get_logger(__name__)
+
+RATE_LOOK_S = 1.0
+RATE_SPAN_S = 4.0
+"""The rates of the fleet view are looked at once a second, and follow within about so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +44,16 @@ class LinkView:
 
 @dataclass(frozen=True, slots=True)
 class SpokeView:
-    """One spoke of the fleet. ``identity`` and ``stats`` are what it says of itself. ``stats_age_s``: None before the first."""
+    """One spoke of the fleet. ``rate_bytes_per_s``: what was sent lately, over RATE_SPAN_S. ``identity`` and ``stats`` are what it says
+    of itself. ``stats_age_s``: None before the first."""
 
     spoke_id: bytes
     identity: str
     dataset: str
     connected_s: float
+    weight: float
     sent_bytes: int
+    rate_bytes_per_s: float
     outstanding_bytes: int
     links: tuple[LinkView, ...]
     stats: Mapping[str, float]
@@ -57,8 +65,14 @@ class _Spoke:
     since_s: float
     sessions: dict[int, Session] = field(default_factory=dict)
     sent_by_closed_bytes: int = 0
+    rate_bytes_per_s: float = 0.0
+    measured_bytes: int = 0
     stats: Mapping[str, float] = field(default_factory=dict)
     stats_at_s: float | None = None
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.sent_by_closed_bytes + sum(session.sent_bytes for session in self.sessions.values())
 
 
 class Server:
@@ -66,7 +80,7 @@ class Server:
 
     ``total_rate_bytes_per_s`` and ``spoke_rate_bytes_per_s``: what leaves for all spokes, and for one; None: no limit.
     ``steer``: each spoke is sent no more than its path carries (:mod:`common.serving.rate_control`).
-    ``weights``: a spoke's identity to its share (default 1). ``codecs`` and ``pack``: what DATA may be packed with, and by whom.
+    ``weights``: a spoke's identity to its share. ``codecs`` and ``pack``: what DATA may be packed with, and by whom.
     Use ``start`` and ``close``, or ``async with``. OSError of the listening socket comes out of ``start``.
     """
 
@@ -78,7 +92,7 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
         total_rate_bytes_per_s: float | None = None,
         spoke_rate_bytes_per_s: float | None = None,
-        weights: Mapping[str, float] | None = None,
+        weights: Weights | None = None,
         observer: Observer | None = None,
         codecs: Sequence[Codec] = (Codec.RAW,),
         pack: Pack = pack_raw,
@@ -97,7 +111,7 @@ class Server:
         self._sources = dict(sources)
         self._listen = listen
         self._clock = clock
-        self._weights = dict(weights or {})
+        self._weights = weights or Weights()
         self._link_ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
         self._half_open: dict[int, Session] = {}  # in the order they came
@@ -105,6 +119,7 @@ class Server:
         self._server: asyncio.Server | None = None
         self._steering = Steering(scheduler, clock, self.socket_rate_bytes_per_s) if steer else None
         self._steering_task: asyncio.Task[None] | None = None
+        self._rates_task: asyncio.Task[None] | None = None
         self._closing = False
 
     # --- life -----------------------------------------------------------------------------------------------
@@ -122,6 +137,7 @@ class Server:
         self._server = server
         if self._steering is not None:
             self._steering_task = asyncio.create_task(self._steering.run(), name="rate of each spoke")
+        self._rates_task = asyncio.create_task(self._measure_rates(), name="rates of the fleet view")
         log.info("serving", host=host, port=self.port, datasets=sorted(self._sources))
 
     @property
@@ -138,7 +154,7 @@ class Server:
         sessions = list(self._sessions.values())
         for session in sessions:
             session.say_goodbye("the server stops")
-        await cancel_and_wait(self._steering_task)
+        await cancel_and_wait(self._steering_task, self._rates_task)
         await self.egress.close()
         closed = asyncio.gather(*(session.wait_closed() for session in sessions))
         try:
@@ -155,6 +171,10 @@ class Server:
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.close()
+
+    def limit_total(self, rate_bytes_per_s: float | None) -> None:
+        """What may leave for all spokes from now on; None: no limit. Nothing is dropped, what is owed stays owed."""
+        self.egress.limit_total(rate_bytes_per_s)
 
     # --- Host: what sessions ask ------------------------------------------------------------------------------
 
@@ -184,7 +204,7 @@ class Server:
         self._half_open.pop(session.link_id, None)
         if self._steering is not None:
             self._steering.joined(hello.spoke_id, session)
-        return source, self._weights.get(hello.identity, 1.0)
+        return source, self._weights.of(hello.identity)
 
     def heard_stats(self, session: Session, stats: Stats) -> None:
         assert session.hello is not None
@@ -211,6 +231,18 @@ class Server:
 
     # --- the fleet --------------------------------------------------------------------------------------------
 
+    async def _measure_rates(self) -> None:
+        at_s = self._clock()
+        while True:
+            await asyncio.sleep(RATE_LOOK_S)
+            elapsed_s, at_s = self._clock() - at_s, self._clock()
+            share = min(1.0, elapsed_s / RATE_SPAN_S)
+            for spoke in self._spokes.values():
+                sent_bytes = spoke.sent_bytes
+                seen = (sent_bytes - spoke.measured_bytes) / max(elapsed_s, 1e-3)
+                spoke.measured_bytes = sent_bytes
+                spoke.rate_bytes_per_s += (seen - spoke.rate_bytes_per_s) * share
+
     @property
     def connections(self) -> int:
         return len(self._sessions)
@@ -229,7 +261,9 @@ class Server:
             identity=hello.identity if hello is not None else "",
             dataset=dataset,
             connected_s=now_s - spoke.since_s,
-            sent_bytes=spoke.sent_by_closed_bytes + sum(session.sent_bytes for session in sessions),
+            weight=self._weights.of(hello.identity) if hello is not None else 1.0,
+            sent_bytes=spoke.sent_bytes,
+            rate_bytes_per_s=spoke.rate_bytes_per_s,
             outstanding_bytes=scheduler.outstanding_bytes(spoke_id),
             links=tuple(
                 LinkView(session.address, session.sent_bytes, scheduler.open_requests(session.link_id), session.path())

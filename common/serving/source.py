@@ -51,6 +51,11 @@ class TreeSource(Protocol):
     @property
     def head_revision(self) -> int: ...
 
+    @property
+    def root_mtime_ns(self) -> int | None:
+        """Of the dataset's own directory, which no entry stands for; None where there is none."""
+        ...
+
     def leads_from(self, catalog_id: bytes, revision: int) -> bool:
         """Whether this log goes on from that revision of that catalog: its own, or what it was called before."""
         ...

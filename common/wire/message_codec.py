@@ -119,7 +119,14 @@ _ENCODERS: Mapping[FrameType, Callable[[Any], tuple[_Map, Payload]]] = {
         {"k": o.catalog_id, "a": o.after_revision, "t": o.to_revision, **({"f": o.former_id} if o.former_id else {})},
         encode_changes(o.changes),
     ),
-    FrameType.HEARTBEAT: lambda o: ({"k": o.catalog_id, "r": o.head_revision}, b""),
+    FrameType.HEARTBEAT: lambda o: (
+        {
+            "k": o.catalog_id,
+            "r": o.head_revision,
+            **({"m": o.root_mtime_ns} if o.root_mtime_ns is not None else {}),
+        },
+        b"",
+    ),
     FrameType.READ: lambda o: (
         {"f": o.file_version, "b": _flat(o.ranges), "p": int(o.priority), "t": o.deadline_ms},
         b"",
@@ -292,7 +299,9 @@ _DECODERS: Mapping[FrameType, Callable[[_Map, Payload], m.Message]] = {
         decode_changes(payload),
         _get(f, "f", bytes) if "f" in f else b"",
     ),
-    FrameType.HEARTBEAT: lambda f, _: m.Heartbeat(_get(f, "k", bytes), _get(f, "r", int)),
+    FrameType.HEARTBEAT: lambda f, _: m.Heartbeat(
+        _get(f, "k", bytes), _get(f, "r", int), _get(f, "m", int) if "m" in f else None
+    ),
     FrameType.READ: lambda f, _: m.Read(_get(f, "f", bytes), _ranges(f), _priority(f), _get(f, "t", int)),
     FrameType.CANCEL: lambda f, _: m.Cancel(),
     FrameType.PROMOTE: lambda f, _: m.Promote(_priority(f), _get(f, "t", int)),

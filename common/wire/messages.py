@@ -107,10 +107,11 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The feed is alive; ``head_revision`` lets the spoke see a gap."""
+    """The feed is alive; ``head_revision`` lets the spoke see a gap. ``root_mtime_ns``: of the dataset's own directory, None unsaid."""
 
     catalog_id: bytes
     head_revision: int
+    root_mtime_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

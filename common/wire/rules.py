@@ -140,6 +140,8 @@ def _changes(message: m.Changes) -> None:
 def _heartbeat(message: m.Heartbeat) -> None:
     _check_blob("catalog_id", message.catalog_id, ID_BYTES)
     _within("head_revision", message.head_revision, 0, REVISION_LIMIT)
+    if message.root_mtime_ns is not None:
+        _within("root_mtime_ns", message.root_mtime_ns, -(1 << 63), 1 << 63)
 
 
 def _read(message: m.Read) -> None:

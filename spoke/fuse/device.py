@@ -330,7 +330,7 @@ class Device:
         if error is None:
             self._reply(unique, task.result())
         elif isinstance(error, HeadraceError):
-            if error.errno == errno.EIO:
+            if error.errno == errno.EIO and not error.logged:
                 log.warning("read failed", error=str(error))
             self._refuse(Opcode.READ, unique, error.errno)
         else:

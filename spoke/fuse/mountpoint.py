@@ -200,9 +200,16 @@ def write_owner(runtime_dir: Path, owner: Owner) -> None:
 def read_owner(runtime_dir: Path, mountpoint: str) -> Owner | None:
     """The recorded owner; None if there is no (readable) record."""
     try:
-        return Owner(**json.loads(record_path(runtime_dir, mountpoint).read_text()))
+        return owner_from(json.loads(record_path(runtime_dir, mountpoint).read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def owner_from(record: object) -> Owner:
+    """What a record says. Raises TypeError when it is none."""
+    if not isinstance(record, dict):
+        raise TypeError("a record is an object")
+    return Owner(**record)
 
 
 def remove_owner(runtime_dir: Path, owner: Owner) -> None:

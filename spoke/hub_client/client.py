@@ -122,6 +122,7 @@ class HubClient:
         self._measured_s = clock()
         self._looked_at_s = clock()
         self._looked_at: dict[Link, int] = {}
+        self._closing = False
         self.last_error: HeadraceError | None = None
         self.dials_total = 0
         self._closed_links_bytes = 0
@@ -160,10 +161,15 @@ class HubClient:
             ) from None
 
     async def close(self) -> None:
-        await cancel_and_wait(self._liveness, *self._keepers)
-        for link in list(self._links):
-            link.goodbye("the spoke stops")
+        """Fail what is open, say GOODBYE on every link and end within about CLOSE_GRACE_S."""
+        self._closing = True
         error = HubUnreachable("the spoke stops")
+        await cancel_and_wait(self._liveness, *self._keepers)
+        for link in self._links:
+            for request in [found for found in link.requests.values() if isinstance(found, Request)]:
+                self._leave_link(request)
+                self._fail(request, error)
+        await asyncio.gather(*(link.goodbye(str(error)) for link in list(self._links)))
         while self._waiting:
             self._fail(heapq.heappop(self._waiting)[2], error)
         await cancel_and_wait(*self._unpacking)
@@ -184,7 +190,8 @@ class HubClient:
             except HeadraceError as error:
                 self._note_failure(role, error, backoff.failures)
             finally:
-                link.close(HubUnreachable("the spoke dropped the link"))
+                if not (self._closing and link.is_open):  # else close() still has to say goodbye on it
+                    link.close(HubUnreachable("the spoke dropped the link"))
                 self._link_gone.pop(link, None)
             await asyncio.sleep(backoff.next_delay_s(self._dice))
 
@@ -473,7 +480,9 @@ class HubClient:
         self._links.remove(link)
         self._closed_links_bytes += link.received_bytes
         self.last_error = error
-        log.warning("link to the hub lost", link=link.role, error=str(error), requests=len(link.requests))
+        (log.debug if self._closing else log.warning)(
+            "link to the hub lost", link=link.role, error=str(error), requests=len(link.requests)
+        )
         if link.role == "control":
             self.checks.link_lost(link)
             self._follower.feed_lost(link)

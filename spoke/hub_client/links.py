@@ -7,6 +7,7 @@ dials again: :mod:`spoke.hub_client.client` makes a new link for that.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -46,6 +47,7 @@ class Link(asyncio.BufferedProtocol):
         self._address = "the hub's address"
         self._transport: asyncio.Transport | None = None
         self._closed = False
+        self._gone = asyncio.Event()
         self.error: HeadraceError | None = None
         """Why it is closed, once it is."""
         self._ready: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
@@ -89,6 +91,7 @@ class Link(asyncio.BufferedProtocol):
         if self._closed:
             return
         self._closed = True
+        self._gone.set()
         self.error = error
         if not self._ready.done():
             self._ready.set_exception(error)
@@ -97,12 +100,18 @@ class Link(asyncio.BufferedProtocol):
             self._transport.abort()
         self._owner.link_closed(self, error)
 
-    def goodbye(self, reason: str) -> None:
-        """Close in order, if the link is up."""
-        if self.is_open:
+    async def goodbye(self, reason: str) -> None:
+        """Close in order, if the link is up: say it, and wait until the hub has closed, for CLOSE_GRACE_S at most.
+
+        The socket is only shut for writing: closed with DATA unread it would send a reset, which can overtake the word.
+        """
+        if self.is_open and self._transport is not None and not self._transport.is_closing():
             self.send(Goodbye(reason))
-            if self._transport is not None:
-                self._transport.close()
+            self._transport.write_eof()
+            self.resume()  # what still comes is dropped, to the end
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limits.CLOSE_GRACE_S):
+                    await self._gone.wait()
         self.close(HubUnreachable(reason))
 
     # --- sending -----------------------------------------------------------------------------------------

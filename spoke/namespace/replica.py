@@ -8,7 +8,7 @@ the tree stays as it is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from common import limits
@@ -231,7 +231,13 @@ class Replica:
             return self._overdue(now_s)  # the changes are still to come
         self.feed = Feed.FOLLOWING
         self._heard_s = now_s
-        return Outcome()
+        return Outcome(self._set_root_mtime(message.root_mtime_ns))
+
+    def _set_root_mtime(self, mtime_ns: int | None) -> list[Invalidation]:
+        root = self.tree.root.entry
+        if mtime_ns is None or mtime_ns == root.mtime_ns:
+            return []
+        return self.tree.upsert(b"", replace(root, mtime_ns=mtime_ns))
 
     def _overdue(self, now_s: float) -> Outcome:
         """A message that says nothing to us now. If that goes on for too long, ask again, for everything."""

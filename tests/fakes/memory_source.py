@@ -150,6 +150,10 @@ class MemorySource:
         return self._dataset
 
     @property
+    def root_mtime_ns(self) -> int | None:
+        return None
+
+    @property
     def head_revision(self) -> int:
         return self._head_revision
 

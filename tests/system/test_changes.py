@@ -197,3 +197,12 @@ def test_a_loss_of_most_names_is_held_back_until_it_is_accepted(pair: Pair) -> N
     assert accepted.returncode == 0
     eventually(lambda: len(os.listdir(spoke.mountpoint)) == 20)
     assert spoke.status()["names"]["suspicious"] is None
+
+
+def test_the_datasets_own_directory_shows_its_mtime(pair: Pair) -> None:
+    os.utime(pair.data, ns=(5, 1_600_000_000_123_456_789))
+    hub = pair.hub()
+    spoke = pair.spoke(hub.address)
+    eventually(lambda: spoke.mountpoint.stat().st_mtime_ns == 1_600_000_000_123_456_789)
+    (pair.data / "new").write_bytes(b"x")
+    eventually(lambda: spoke.mountpoint.stat().st_mtime_ns == pair.data.stat().st_mtime_ns)

@@ -69,3 +69,5 @@ def test_a_reader_waits_for_one_read_timeout_though_the_kernel_asks_twice(pair: 
         hub.popen.send_signal(signal.SIGCONT)
     assert "Input/output error" in answer.stderr
     assert 2.9 < waited_s < 5.5
+    told = [line for line in spoke.log().splitlines() if "read failed" in line and "offset_bytes" not in line]
+    assert told == []  # the line that names the file and the place is enough

@@ -2,8 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Address, DurationS, Settings, SizeBytes, load
+from common.config import SETTING_NAMES, Address, DurationS, Settings, SizeBytes, load
 from common.errors import UsageError
+from hub.config import HubSettings
+from spoke.config import SpokeSettings
 
 
 class Some(Settings):
@@ -60,3 +62,26 @@ def test_a_file_that_is_not_there_or_not_toml(tmp_path: Path) -> None:
     bad.write_bytes(b"= \xff")
     with pytest.raises(UsageError, match="is not TOML"):
         load(Some, file=bad, environ={}, flags={})
+
+
+def test_a_misspelt_variable_is_told_with_the_nearest_name() -> None:
+    environ = {
+        "HEADRACE_CACH_SIZE": "1GiB",
+        "HEADRACE_READ_TIMOUT": "6s",
+        "HEADRACE_SOMETHING_ELSE_ENTIRELY": "x",
+        "HEADRACE_STATE_DIR": "/the/other/daemons",
+        "HEADRACE_HUB_SERVICE_HOST": "10.0.0.1",
+        "HEADRACE_HUB_PORT": "tcp://10.0.0.1:7420",
+        "HEADRACE_PORT_7420_TCP_ADDR": "10.0.0.1",
+        "PATH": "/bin",
+    }
+    loaded = load(Some, file=None, environ=environ, flags={"cache_dir": "/x"})
+    assert loaded.warnings == (
+        "HEADRACE_CACH_SIZE is set and means nothing here: did you mean HEADRACE_CACHE_SIZE?",
+        "HEADRACE_READ_TIMOUT is set and means nothing here: did you mean HEADRACE_READ_TIMEOUT?",
+        "HEADRACE_SOMETHING_ELSE_ENTIRELY is set and means nothing here: no setting has a name like it",
+    )
+
+
+def test_the_settings_of_both_daemons_are_known() -> None:
+    assert {*HubSettings.model_fields, *SpokeSettings.model_fields} == SETTING_NAMES

@@ -93,6 +93,15 @@ def test_heartbeats_keep_it_fresh() -> None:
     assert replica.staleness_s(12.5) == 2.5
 
 
+def test_a_heartbeat_tells_the_roots_own_mtime_and_the_kernel_hears_of_it_once() -> None:
+    replica = following(MODEL)
+    outcomes = drive(replica, *[Heartbeat(CATALOG, 5, 1234567890)] * 2, Heartbeat(CATALOG, 5), now_s=3.0)
+    assert [[told.event for told in outcome.invalidations] for outcome in outcomes] == [[Event.ATTRIBUTES], [], []]
+    assert outcomes[0].invalidations[0].node is replica.tree.root
+    assert replica.tree.root.entry.mtime_ns == 1234567890
+    assert contents(replica.tree) == MODEL
+
+
 def test_a_resync_keeps_nodes_and_tells_only_differences() -> None:
     replica = following(MODEL)
     kept, edited = replica.tree.resolve(b"d/f"), replica.tree.resolve(b"d/g")

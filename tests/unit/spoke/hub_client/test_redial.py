@@ -1,0 +1,81 @@
+"""Links whose hub is away: dialled again with growing waits that differ from link to link, for ever, and at once when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from typing import Any
+
+import pytest
+
+from common import limits
+from common.backoff import Backoff
+from common.serving.server import Server
+from spoke.hub_client import client as client_module
+from spoke.hub_client.client import FeedMessage, HubClient, make_hello
+from spoke.hub_client.links import Link
+from tests.fakes.memory_source import MemorySource
+
+
+class Follower:
+    def feed_up(self, link: Link) -> None: ...
+    def feed_message(self, link: Link, message: FeedMessage) -> None: ...
+    def feed_lost(self, link: Link) -> None: ...
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
+    """What each link's back-off said, in order; waited a hundredth of it."""
+    kept: list[list[float]] = []
+
+    class Kept(Backoff):
+        def __init__(self, first_s: float, cap_s: float) -> None:
+            super().__init__(first_s, cap_s)
+            self.said: list[float] = []
+            kept.append(self.said)
+
+        def next_delay_s(self, dice: random.Random) -> float:
+            self.said.append(super().next_delay_s(dice))
+            return self.said[-1] / 100
+
+        def reset(self) -> None:
+            super().reset()
+            self.said.append(0.0)
+
+    monkeypatch.setattr(client_module, "Backoff", Kept)
+    return kept
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_waits_grow_to_the_cap_differ_between_links_and_begin_anew_after_a_success(
+    waits: list[list[float]],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    client = HubClient(
+        "127.0.0.1", port, make_hello("data", "spoke", bytes(16)), bulk_links=3, follower=Follower(),
+        clock=asyncio.get_running_loop().time, dice=random.Random(3),
+    )  # fmt: skip
+    client.start()
+    try:
+        await until(lambda: len(waits) == 4 and all(len(said) >= 8 for said in waits))
+        for said in waits:
+            for failures, wait_s in enumerate(said[:8]):
+                step_s = min(limits.REDIAL_CAP_S, limits.REDIAL_FIRST_S * 2**failures)
+                assert step_s / 2 <= wait_s <= step_s
+        assert len({said[7] for said in waits}) == 4, "links that dial in step are a stampede"
+        server = Server({"data": MemorySource()}, listen=("127.0.0.1", port))
+        await server.start()
+        await until(lambda: client.link_count == 4)
+        await server.close()
+        await until(lambda: all(said[-1] > 0 and 0.0 in said for said in waits))
+        for said in waits:
+            assert said[said.index(0.0) + 1] <= limits.REDIAL_FIRST_S
+    finally:
+        await client.close()
