@@ -329,6 +329,9 @@ SNAPSHOTS_MAX_OPEN = 16
 HUB_RESOLVE_CACHE_MAX_VERSIONS = 65_536
 """Versions whose place is remembered in memory (~300 B each). Drop the least recently used."""
 
+HUB_VIEW_CACHE_KIB = 16 * 1024
+"""Pages of a catalog that a serving process keeps in memory; the process that writes it keeps four times as many. Read again."""
+
 HUB_OPEN_FILES_MAX = 512
 """Descriptors of served files kept open, below the usual limit of 1,024 a process. Close the least recently used."""
 
