@@ -43,6 +43,9 @@ def serve(
     state_dir: Annotated[Path | None, typer.Option(help="Where the catalog is kept.")] = None,
     metrics: Annotated[str | None, typer.Option(help="HOST:PORT for /metrics, /healthz and /status.")] = None,
     rate_limit: Annotated[str | None, typer.Option(help="Total over all spokes, for example 10gbit.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that serve, for more cores; a spoke stays in one. [default: 1]")
+    ] = None,
     rescan_interval: Annotated[
         str | None, typer.Option(help="Full rescan every so often (300s); 0 trusts inotify alone.")
     ] = None,
@@ -58,6 +61,7 @@ def serve(
         "state_dir": state_dir,
         "metrics": metrics,
         "rate_limit": rate_limit,
+        "workers": workers,
         "rescan_interval": rescan_interval,
         "compression": compression,
         "log_level": log_level,
@@ -99,6 +103,13 @@ def status(
         typer.echo(
             f"  spoke {spoke['identity']} {spoke['address']}  {spoke['dataset']}  {spoke['connections']} connections, "
             f"{format_size(spoke['sent_bytes'])} sent"
+        )
+    for worker in facts["workers"]:
+        state = f"process {worker['pid']}" if worker["serving"] else "starting"
+        share = worker["share_bytes_per_s"]
+        typer.echo(
+            f"  {state}: {worker['spokes']} spokes, {worker['connections']} connections"
+            + (f", {format_rate(share)} of the total" if share else "")
         )
     limit = facts["rate_limit_bytes_per_s"]
     typer.echo(f"  rate limit: {format_rate(limit) if limit else 'none'}")

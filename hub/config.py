@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from common import limits
 from common.config import Address, DurationS, RateBytesPerS, Settings, parse_dataset_name
 from common.errors import UsageError
 from common.serving.packing import Compression
@@ -33,6 +34,7 @@ def default_state_dir() -> Path:
 class HubSettings(Settings):
     """``rate_limit``: bytes per second over all spokes, 0 = no limit. ``rescan_interval``: seconds, 0 = inotify only.
 
+    ``workers``: processes that serve, 1 = this one alone.
     ``compression``: ``auto`` (where the link is the bottleneck and it shrinks), ``on`` (whatever shrinks) or ``off``.
     """
 
@@ -41,6 +43,7 @@ class HubSettings(Settings):
     metrics: Address = f"127.0.0.1:{DEFAULT_METRICS_PORT}"
     state_dir: Path = Field(default_factory=default_state_dir)
     rate_limit: RateBytesPerS = 0.0
+    workers: int = Field(default=1, ge=1, le=limits.WORKERS_MAX)
     rescan_interval: DurationS = 300.0
     compression: Compression = Compression.AUTO
     log_level: Literal["debug", "info", "warning", "error"] = "info"

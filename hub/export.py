@@ -38,13 +38,15 @@ class Export:
     errno means differs between reading and scanning, so the reader and the scanner translate.
     """
 
-    def __init__(self, root: str | bytes | os.PathLike[str], name: str) -> None:
-        """Raises UsageError when ``root`` is not a directory that can be read."""
+    def __init__(self, root: str | bytes | os.PathLike[str], name: str, root_fd: int | None = None) -> None:
+        """Raises UsageError when ``root`` is not a directory that can be read. ``root_fd``: what was opened there already."""
         self.name = name
         self.root = os.path.abspath(os.fsencode(root))
         shown = os.fsdecode(self.root)
         try:
-            self._root_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._root_fd = (
+                os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if root_fd is None else root_fd
+            )
         except NotADirectoryError:
             raise UsageError(f"dataset {name!r}: {shown} is not a directory; a dataset is a directory") from None
         except OSError as error:
@@ -52,6 +54,11 @@ class Export:
         seen = os.fstat(self._root_fd)
         self.device = seen.st_dev
         self.inode = seen.st_ino
+
+    @property
+    def root_fd(self) -> int:
+        """For another process of this hub: it serves this very directory, whatever stands at the path by then."""
+        return self._root_fd
 
     def close(self) -> None:
         if self._root_fd >= 0:

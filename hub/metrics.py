@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.metrics import Metric
-from common.serving.packing import Packer
-from common.serving.server import Server
+from common.serving.server import SpokeView
 from common.wire.messages import Priority
 from hub.source import HubSource
 
@@ -45,17 +44,36 @@ class Counts:
         self.refusals[code] = self.refusals.get(code, 0) + 1
 
 
+class Serving(Protocol):
+    """The server, or the pool of processes that stands in its place."""
+
+    @property
+    def connections(self) -> int: ...
+    def spokes(self) -> list[SpokeView]: ...
+
+
+class Packed(Protocol):
+    """The packer, or that pool."""
+
+    @property
+    def raw_bytes(self) -> int: ...
+    @property
+    def packed_bytes(self) -> int: ...
+
+
 class Measured(Protocol):
     """What the table reads; the hub is this."""
 
     @property
     def counts(self) -> Counts: ...
     @property
-    def server(self) -> Server: ...
+    def server(self) -> Serving: ...
     @property
     def sources(self) -> Mapping[str, HubSource]: ...
     @property
-    def packer(self) -> Packer: ...
+    def packed(self) -> Packed: ...
+    @property
+    def worker_restarts(self) -> int: ...
 
 
 METRICS: tuple[Metric[Measured], ...] = (
@@ -70,13 +88,13 @@ METRICS: tuple[Metric[Measured], ...] = (
         "headrace_hub_raw_bytes",
         "counter",
         "File bytes prepared for sending, before compression.",
-        lambda hub: hub.packer.raw_bytes,
+        lambda hub: hub.packed.raw_bytes,
     ),
     Metric(
         "headrace_hub_packed_bytes",
         "counter",
         "The same bytes as they were prepared to travel, after compression where it paid.",
-        lambda hub: hub.packer.packed_bytes,
+        lambda hub: hub.packed.packed_bytes,
     ),
     Metric(
         "headrace_hub_reads",
@@ -98,6 +116,12 @@ METRICS: tuple[Metric[Measured], ...] = (
         "READs, subscriptions and connections answered with an error, by its code.",
         lambda hub: {(code,): count for code, count in hub.counts.refusals.items()},
         ("code",),
+    ),
+    Metric(
+        "headrace_hub_worker_restarts",
+        "counter",
+        "Serving processes that died and were started again.",
+        lambda hub: hub.worker_restarts,
     ),
     Metric("headrace_hub_connections", "gauge", "Connections of spokes now.", lambda hub: hub.server.connections),
     Metric("headrace_hub_spokes", "gauge", "Spokes linked now.", lambda hub: len(hub.server.spokes())),

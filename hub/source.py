@@ -173,6 +173,13 @@ class HubSource(CatalogSource):
         await self._watcher.settled()
 
     @property
+    def root_fd(self) -> int:
+        """The exported directory, open."""
+        if self._export is None:
+            raise closed(self._dataset)
+        return self._export.root_fd
+
+    @property
     def status(self) -> WatcherStatus:
         return self._watcher.status
 

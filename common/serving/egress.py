@@ -106,6 +106,14 @@ class Egress:
             self._abandon(self.scheduler.remove_link(link.link_id))
             self.pump()
 
+    def limit_total(self, rate_bytes_per_s: float | None) -> None:
+        """All connections together leave no faster from now on; None: no limit."""
+        self.scheduler.limit_total(self._clock(), rate_bytes_per_s)
+        if self._timer is not None:  # set for a moment of the former rate
+            self._timer.cancel()
+            self._timer = None
+        self.pump_soon()
+
     # --- requests ------------------------------------------------------------------------------------------
 
     def submit(
