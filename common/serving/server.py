@@ -119,8 +119,8 @@ class Server:
             self._server = await self._listening(*self._listen)
         if self._steering is not None:
             self._steering_task = asyncio.create_task(self._steering.run(), name="rate of each spoke")
-        host = self._listen[0] if self._listen is not None else None
-        log.info("serving", host=host, port=self.port if host is not None else None, datasets=sorted(self._sources))
+        if self._listen is not None:
+            log.info("serving", host=self._listen[0], port=self.port, datasets=sorted(self._sources))
 
     async def _listening(self, host: str, port: int) -> asyncio.Server:
         loop = asyncio.get_running_loop()

@@ -111,7 +111,8 @@ class Doorman:
         except TimeoutError:
             overdue = ProtocolError(f"no HELLO within {limits.HELLO_TIMEOUT_S:g} s")
             await self._refuse(sock, connection, overdue)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # to make room, or at the end
+            self._refused(Overloaded.wire_code)
             with contextlib.suppress(OSError):
                 sock.send(_last_words(connection, Overloaded("too many connections that have not said HELLO")))
             sock.close()

@@ -26,7 +26,7 @@ from hub.workers.channel import Channel
 from hub.workers.source import WorkerSource
 from hub.workers.tables import counts_table, spoke_table
 
-log = get_logger(__name__)
+log = get_logger("hub.workers.process")  # it runs as __main__
 
 
 class Worker:
