@@ -31,7 +31,7 @@ def channel_pair() -> tuple[socket.socket, socket.socket]:
 class Channel:
     """``on_message``: a message, and the socket that came with it (the receiver's from then on) if one did.
 
-    ``on_end`` is called once, from the loop, when the peer is gone or takes nothing any more; not after :meth:`close`.
+    ``on_end`` is called once when the peer is gone or takes nothing any more; not after :meth:`close`.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class Member:
         except BaseException:
             ours.close()
             raise
-        channel = self._channel = Channel(ours, self._on_message, self.kill)
+        channel = self._channel = Channel(ours, self._on_message, self._hung_up)
         self._ticks_silent = 0
         self.lives += 1
         channel.send(self._owner.first_word())
@@ -124,9 +124,7 @@ class Member:
             channel.read_rest()
             channel.close()
             self._process = self._channel = None
-            if self._up:
-                self._up = False
-                self._owner.member_down(self.index)
+            self._down()
 
     def _on_message(self, message: m.Message, sock: socket.socket | None) -> None:
         assert sock is None, "connections are handed over one way"
@@ -136,6 +134,20 @@ class Member:
             self._owner.member_up(self.index)
         else:
             self._owner.member_said(self.index, message)
+
+    def _hung_up(self) -> None:
+        """It is ending, and its exit code will say why; or it takes nothing any more."""
+        self._down()
+        asyncio.get_running_loop().call_later(limits.CLOSE_GRACE_S, self._kill_life, self.lives)
+
+    def _kill_life(self, life: int) -> None:
+        if life == self.lives:
+            self.kill()
+
+    def _down(self) -> None:
+        if self._up:
+            self._up = False
+            self._owner.member_down(self.index)
 
     def tick(self) -> None:
         """Once a WORKER_TICK_S: counted in ticks, so that a main process that stood still itself blames nobody."""
@@ -148,7 +160,7 @@ class Member:
             self.kill()
 
     def kill(self) -> None:
-        """It does not answer, or has closed its channel."""
+        """It does not answer."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
