@@ -20,7 +20,8 @@ from common.serving.packing import Packer
 from common.serving.server import Server
 from common.units import format_address, parse_address
 from hub.config import HubSettings
-from hub.metrics import METRICS, Counts, Packed
+from hub.counts import Counts
+from hub.metrics import METRICS, Packed
 from hub.source import HubSource
 from hub.watcher import WatcherSettings
 from hub.workers.messages import Start

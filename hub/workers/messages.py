@@ -73,7 +73,7 @@ class Demand(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What was counted since the start (hub.metrics.Counts as a table), and who is linked (SpokeViews as tables)."""
+    """What was counted since the start (hub.counts.Counts as a table), and who is linked (SpokeViews as tables)."""
 
     counts: Mapping[str, Any]
     raw_bytes: int

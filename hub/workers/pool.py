@@ -19,7 +19,7 @@ from common.log import get_logger
 from common.runtime import cancel_and_wait
 from common.serving.server import SpokeView
 from common.wire.messages import Hello
-from hub.metrics import Counts
+from hub.counts import Counts
 from hub.source import HubSource
 from hub.workers import messages as m
 from hub.workers.doorman import Doorman

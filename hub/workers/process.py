@@ -20,7 +20,7 @@ from common.processes import die_with_parent
 from common.serving.packing import Compression, Packer
 from common.serving.scheduler import ReadAhead
 from common.serving.server import Server
-from hub.metrics import Counts
+from hub.counts import Counts
 from hub.workers import messages as m
 from hub.workers.channel import Channel
 from hub.workers.source import WorkerSource

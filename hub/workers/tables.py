@@ -9,7 +9,7 @@ from typing import Any
 from common.serving.server import LinkView, SpokeView
 from common.tcp import PathFacts
 from common.wire.messages import Priority
-from hub.metrics import IDENTITIES_MAX, Counts
+from hub.counts import IDENTITIES_MAX, Counts
 from hub.workers.messages import Report
 
 

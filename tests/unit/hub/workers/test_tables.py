@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.serving.server import LinkView, SpokeView
 from common.tcp import PathFacts
 from common.wire.messages import Priority
-from hub.metrics import IDENTITIES_MAX, Counts
+from hub.counts import IDENTITIES_MAX, Counts
 from hub.workers import messages as m
 from hub.workers.tables import Totals, counts_table, spoke_table, spoke_view
 
