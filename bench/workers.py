@@ -18,6 +18,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,11 @@ def one_round(lab: Lab, workers: int, version: bytes, arguments: argparse.Namesp
     start_s = time.monotonic() + WARM_UP_S
     end_s = start_s + arguments.seconds
     address, size_bytes = lab.hub_address, arguments.size
-    children = [
-        in_child(lambda number=number: Reader(address, number).read_until(version, size_bytes, start_s, end_s))
-        for number in range(1, arguments.readers + 1)
-    ]
+
+    def read_as(number: int) -> int:
+        return Reader(address, number).read_until(version, size_bytes, start_s, end_s)
+
+    children = [in_child(partial(read_as, number)) for number in range(1, arguments.readers + 1)]
     time.sleep(max(0.0, start_s - time.monotonic()))
     before = [(sum(cpu_s(pid)), pid) for pid in [*pids, *(pid for pid, _ in children)]]
     time.sleep(max(0.0, end_s - time.monotonic() - 0.02))
