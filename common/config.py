@@ -23,7 +23,17 @@ ENVIRONMENT_PREFIX = "HEADRACE_"
 
 SETTING_NAMES = frozenset(
     {
-        *("dataset", "listen", "metrics", "state_dir", "rate_limit", "rate_limit_zone", "weights", "rescan_interval"),
+        *(
+            "dataset",
+            "listen",
+            "metrics",
+            "state_dir",
+            "rate_limit",
+            "rate_limit_zone",
+            "weights",
+            "workers",
+            "rescan_interval",
+        ),
         *(
             "compression",
             "log_level",

@@ -339,11 +339,57 @@ SNAPSHOTS_MAX_OPEN = 16
 HUB_RESOLVE_CACHE_MAX_VERSIONS = 65_536
 """Versions whose place is remembered in memory (~300 B each). Drop the least recently used."""
 
+HUB_VIEW_CACHE_KIB = 16 * 1024
+"""Pages of a catalog that a serving process keeps in memory; the process that writes it keeps four times as many. Read again."""
+
 HUB_OPEN_FILES_MAX = 512
 """Descriptors of served files kept open, below the usual limit of 1,024 a process. Close the least recently used."""
 
 HUB_DIRTY_NAMES_MAX = 200_000
 """Names one burst of file events may touch (some 100 MB of memory); beyond, a rescan takes less of it. Drop them and rescan."""
+
+# --- a hub's serving processes (hub/workers) -----------------------------------------------------------------
+
+WORKERS_MAX = 64
+"""Processes that serve the spokes of one hub. Refuse: a usage error."""
+
+WORKER_TICK_S = 0.1
+"""Between two words of a serving process about what waits in it, and between two divisions of the total rate."""
+
+WORKER_REPORT_S = 0.5
+"""Between two reports of what a serving process has counted and who is linked to it: how old ``status`` and metrics may be."""
+
+WORKER_SILENT_S = 15.0
+"""A serving process that says nothing for so long hangs. Kill it; spokes dial again."""
+
+WORKER_START_S = 30.0
+"""From its start until it can serve; opening a catalog takes milliseconds, importing a second. Kill it."""
+
+WORKER_STOP_S = 6.0
+"""From the word to stop to the end of a serving process; its connections have CLOSE_GRACE_S. Kill it."""
+
+WORKER_DEATHS_MAX = 5
+WORKER_DEATHS_WINDOW_S = 60.0
+"""Deaths of one serving process within this time at which the hub ends with an error: whatever kills it would go on."""
+
+WORKER_RESTART_FIRST_S = 0.1
+WORKER_RESTART_CAP_S = 5.0
+"""Back-off between the deaths of a serving process and its restart."""
+
+WORKER_IDLE_SHARE = 0.01
+"""The part of the total rate that a serving process keeps while nothing waits in it, so that its next spoke can begin."""
+
+WORKER_ASKS_MAX = 256
+"""CHECKs and looks at moved files that one serving process has open with the main one. Wait."""
+
+WORKER_REPLACED_MAX = 4096
+"""Versions named to the serving processes after one batch of changes; of more they forget all places, and look them up again."""
+
+CHANNEL_PIECE_BYTES = 64 * 1024
+"""What goes between two processes of a hub at once: an eighth or so of what the kernel takes (net.core.wmem_default). Split."""
+
+CHANNEL_QUEUE_MAX_BYTES = 8 * 1024 * 1024
+"""Messages for a process that does not take them. Past it that process counts as hung: the channel is closed, the process ended."""
 
 # --- TCP -------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,13 @@ def _readable_bytes(_logger: Any, _method: str, event: structlog.types.EventDict
     return event
 
 
+def bind(**facts: object) -> None:
+    """Facts that all further lines of this process carry (of tasks begun from here, not of threads)."""
+    import structlog
+
+    structlog.contextvars.bind_contextvars(**facts)
+
+
 def configure(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
     """Set up the process's log once, to ``stream`` (default stderr). ``auto``: console on a terminal, else JSON lines."""
     import structlog

@@ -105,23 +105,27 @@ def create(database: sqlite3.Connection) -> None:
     database.execute("COMMIT")
 
 
-def begin_life(database: sqlite3.Connection) -> tuple[bytes, dict[bytes, int]]:
-    """Take a new catalog id: (the new one, former ones with the last revision that was given under each).
+def begin_life(database: sqlite3.Connection) -> None:
+    """Take a new catalog id, and note until which revision the former one was given.
 
     A database put back from a backup counts on from where the backup was: under the same id, its next revisions could
     not be told from others with the same numbers that spokes have seen.
     """
     database.execute("BEGIN IMMEDIATE")
-    catalog_id = os.urandom(16)
     database.execute(
         "INSERT OR REPLACE INTO former_ids VALUES (?, ?)",
         (read_meta(database, "catalog_id"), read_number(database, "head")),
     )
     database.execute("DELETE FROM former_ids WHERE last_revision < ?", (read_number(database, "floor"),))
-    write_meta(database, "catalog_id", catalog_id)
-    former = dict(database.execute("SELECT catalog_id, last_revision FROM former_ids"))
+    write_meta(database, "catalog_id", os.urandom(16))
     database.execute("COMMIT")
-    return catalog_id, former
+
+
+def read_life(database: sqlite3.Connection) -> tuple[bytes, dict[bytes, int]]:
+    """The catalog's id, and former ones with the last revision that was given under each."""
+    catalog_id = read_meta(database, "catalog_id")
+    assert isinstance(catalog_id, bytes)
+    return catalog_id, dict(database.execute("SELECT catalog_id, last_revision FROM former_ids"))
 
 
 def migrate(database: sqlite3.Connection) -> None:

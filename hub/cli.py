@@ -55,6 +55,9 @@ def serve(
     weights: Annotated[
         list[str] | None, typer.Option(help="IDENTITY=WEIGHT: a spoke's share against others; * matches any text.")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that serve, for more cores; a spoke stays in one. [default: 1]")
+    ] = None,
     rescan_interval: Annotated[
         str | None, typer.Option(help="Full rescan every so often (300s); 0 trusts inotify alone.")
     ] = None,
@@ -72,6 +75,7 @@ def serve(
         "rate_limit": rate_limit,
         "rate_limit_zone": rate_limit_zone,
         "weights": weights or None,
+        "workers": workers,
         "rescan_interval": rescan_interval,
         "compression": compression,
         "log_level": log_level,
@@ -119,6 +123,13 @@ def status(
         typer.echo(
             f"  spoke {spoke['identity']} {spoke['address']}  {spoke['dataset']}  {spoke['connections']} connections, "
             f"weight {spoke['weight']:g}, {format_rate(spoke['rate_bytes_per_s'])}, {format_size(spoke['sent_bytes'])} sent"
+        )
+    for worker in facts["workers"]:
+        state = f"process {worker['pid']}" if worker["serving"] else "starting"
+        share = worker["share_bytes_per_s"]
+        typer.echo(
+            f"  {state}: {worker['spokes']} spokes, {worker['connections']} connections"
+            + (f", {format_rate(share)} of the total" if share else "")
         )
     limit = facts["rate_limit"]
     until = f" until {limit['until']}; rules: {limit['rules']}" if limit["until"] else ""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from common import limits
 from common.config import Address, DurationS, Settings, checked, parse_dataset_name
 from common.errors import UsageError
 from common.serving.packing import Compression
@@ -36,6 +37,7 @@ class HubSettings(Settings):
     """``rate_limit``: over all spokes, by the hour (:mod:`hub.timetable`), in the time of ``rate_limit_zone``: ``local``, ``UTC`` or
     a name like Europe/Berlin. ``weights``: a spoke's identity to its share (:mod:`common.serving.weights`).
     ``rescan_interval``: seconds, 0 = inotify only.
+    ``workers``: processes that serve, 1 = this one alone.
     ``compression``: ``auto`` (where the link is the bottleneck and it shrinks), ``on`` (whatever shrinks) or ``off``.
     """
 
@@ -46,6 +48,7 @@ class HubSettings(Settings):
     rate_limit: Annotated[Timetable, checked(parse_timetable)] = Timetable(())
     rate_limit_zone: str = "local"
     weights: Annotated[Weights, checked(parse_weights)] = Weights()
+    workers: int = Field(default=1, ge=1, le=limits.WORKERS_MAX)
     rescan_interval: DurationS = 300.0
     compression: Compression = Compression.AUTO
     log_level: Literal["debug", "info", "warning", "error"] = "info"

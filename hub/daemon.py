@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from common import __version__, runtime
 from common.config import Loaded
-from common.errors import UsageError
+from common.errors import HeadraceError, UsageError
 from common.log import get_logger
 from common.metrics import HttpPages, TableCollector
 from common.runtime import cancel_and_wait
@@ -20,11 +20,14 @@ from common.serving.packing import Packer
 from common.serving.server import Server
 from common.units import format_address, parse_address
 from hub.config import HubSettings
-from hub.metrics import METRICS, Counts
+from hub.counts import Counts
+from hub.metrics import METRICS, Packed
 from hub.rate_schedule import RateSchedule
 from hub.source import HubSource
 from hub.timetable import Timetable, parse_zone
 from hub.watcher import WatcherSettings
+from hub.workers.messages import Start
+from hub.workers.pool import Pool
 
 log = get_logger(__name__)
 
@@ -37,22 +40,27 @@ class Hub:
         self._loaded = loaded
         self._started_s = runtime.now_s()
         self._ready = False
-        self.counts = Counts()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._counts = Counts()
         watching = WatcherSettings(rescan_interval_s=settings.rescan_interval)
         self.sources = {
             name: HubSource(name, directory, settings.state_dir, settings=watching, clock=runtime.now_s)
             for name, directory in settings.dataset.items()
         }
-        self.packer = Packer(settings.compression)
-        self.server = Server(
-            self.sources,
-            listen=parse_address(settings.listen),
-            clock=runtime.now_s,
-            total_rate_bytes_per_s=settings.rate_limit.most_bytes_per_s,  # what one socket may reach at most; the schedule sets it
-            weights=settings.weights,
-            observer=self.counts,
-            codecs=self.packer.codecs,
-            pack=self.packer.pack,
+        self._packer = Packer(settings.compression)
+        self.server: Server | Pool = (
+            self._pool()
+            if settings.workers > 1
+            else Server(
+                self.sources,
+                listen=parse_address(settings.listen),
+                clock=runtime.now_s,
+                total_rate_bytes_per_s=settings.rate_limit.most_bytes_per_s,  # what one socket may reach; the schedule sets it
+                weights=settings.weights,
+                observer=self._counts,
+                codecs=self._packer.codecs,
+                pack=self._packer.pack,
+            )
         )
         timetable = Timetable(settings.rate_limit.rules, parse_zone(settings.rate_limit_zone))
         self.rate_schedule = RateSchedule(timetable, self.server.limit_total, runtime.wall_time_s)
@@ -60,6 +68,38 @@ class Hub:
         registry = CollectorRegistry()
         registry.register(TableCollector(METRICS, self))
         self.pages = HttpPages(registry, self.health, self.status)
+
+    def _pool(self) -> Pool:
+        settings = self.settings
+        start_words = Start(
+            {name: (os.fsencode(directory), -1) for name, directory in settings.dataset.items()},
+            os.fsencode(settings.state_dir),
+            settings.compression.value,
+            rate_bytes_per_s=settings.rate_limit.most_bytes_per_s,
+            share_bytes_per_s=None,
+            weights=settings.weights.table,
+            processes=settings.workers,
+            log_level=settings.log_level,
+            log_format=settings.log_format,
+        )
+        return Pool(
+            self.sources,
+            settings.workers,
+            listen=parse_address(settings.listen),
+            clock=runtime.now_s,
+            start_words=start_words,
+            on_failed=self.fail,
+        )
+
+    def fail(self, error: HeadraceError) -> None:
+        """It cannot go on: whoever waits in :meth:`failed` ends it."""
+        if not self._failure.done():
+            self._failure.set_exception(error)
+            self._failure.exception()  # retrieved: a start that failed reports it itself
+
+    async def failed(self) -> None:
+        """Raises the error with which this hub must end; waits for one for ever."""
+        await asyncio.shield(self._failure)
 
     async def start(self) -> None:
         """Scan, then listen: a spoke that gets through sees a whole tree. Raises UsageError for what cannot be served."""
@@ -81,12 +121,24 @@ class Hub:
         self._ready = False
         await cancel_and_wait(self._rate_task)
         await self.server.close()
-        await self.packer.close()
+        await self._packer.close()
         for source in self.sources.values():
             await source.close()
         await self.pages.close()
 
     # --- what it shows -----------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> Counts:
+        return self.server.counts if isinstance(self.server, Pool) else self._counts
+
+    @property
+    def packed(self) -> Packed:
+        return self.server if isinstance(self.server, Pool) else self._packer
+
+    @property
+    def worker_restarts(self) -> int:
+        return self.server.restarts if isinstance(self.server, Pool) else 0
 
     @property
     def listening(self) -> str:
@@ -106,8 +158,9 @@ class Hub:
             "uptime_s": runtime.now_s() - self._started_s,
             "rate_limit_bytes_per_s": self.rate_schedule.rate_bytes_per_s or 0.0,
             "rate_limit": self.rate_schedule.status(),
-            "raw_bytes": self.packer.raw_bytes,
-            "packed_bytes": self.packer.packed_bytes,
+            "raw_bytes": self.packed.raw_bytes,
+            "packed_bytes": self.packed.packed_bytes,
+            "workers": self.server.workers() if isinstance(self.server, Pool) else [],
             "datasets": {
                 name: {
                     "directory": str(self.settings.dataset[name]),
@@ -166,14 +219,17 @@ async def _serve(loaded: Loaded[HubSettings], on_ready: Callable[[str], object])
     hub = Hub(loaded)
     starting = asyncio.create_task(hub.start(), name="start")
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
+    failed = asyncio.create_task(hub.failed(), name="failure")
     try:
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
             metrics = format_address(*hub.pages.address) if hub.pages.address else "none (port taken)"
             on_ready(f"listening on {hub.listening}, metrics on {metrics}")
-            await stopped
+            await asyncio.wait([stopped, failed], return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                failed.result()
     finally:
-        await cancel_and_wait(starting, stopped)
+        await cancel_and_wait(starting, stopped, failed)
         await hub.close()
         log.info("stopped")

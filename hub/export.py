@@ -38,13 +38,15 @@ class Export:
     errno means differs between reading and scanning, so the reader and the scanner translate.
     """
 
-    def __init__(self, root: str | bytes | os.PathLike[str], name: str) -> None:
-        """Raises UsageError when ``root`` is not a directory that can be read."""
+    def __init__(self, root: str | bytes | os.PathLike[str], name: str, root_fd: int | None = None) -> None:
+        """Raises UsageError when ``root`` is not a directory that can be read. ``root_fd``: what was opened there already."""
         self.name = name
         self.root = os.path.abspath(os.fsencode(root))
         shown = os.fsdecode(self.root)
         try:
-            self._root_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._root_fd = (
+                os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if root_fd is None else root_fd
+            )
         except NotADirectoryError:
             raise UsageError(f"dataset {name!r}: {shown} is not a directory; a dataset is a directory") from None
         except OSError as error:
@@ -54,6 +56,11 @@ class Export:
         self.inode = seen.st_ino
         self.mtime_ns = seen.st_mtime_ns
         """Of the root, as last looked at."""
+
+    @property
+    def root_fd(self) -> int:
+        """For another process of this hub: it serves this very directory, whatever stands at the path by then."""
+        return self._root_fd
 
     def close(self) -> None:
         if self._root_fd >= 0:

@@ -1,49 +1,32 @@
-"""What a hub counts, and the one table of its metrics: name, kind, labels, meaning."""
+"""The one table of a hub's metrics: name, kind, labels, meaning."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.metrics import Metric
-from common.serving.packing import Packer
-from common.serving.server import Server
-from common.wire.messages import Priority
+from common.serving.server import SpokeView
+from hub.counts import Counts
 from hub.rate_schedule import RateSchedule
 from hub.source import HubSource
 
-IDENTITIES_MAX = 1000
-"""Spokes with a series of their own; a fleet that changes names for ever is counted together as ``other``."""
+
+class Serving(Protocol):
+    """The server, or the pool of processes that stands in its place."""
+
+    @property
+    def connections(self) -> int: ...
+    def spokes(self) -> list[SpokeView]: ...
 
 
-@dataclass
-class Counts:
-    """Observer of the server (common.serving.observer)."""
+class Packed(Protocol):
+    """The packer, or that pool."""
 
-    sent_bytes: dict[str, int] = field(default_factory=dict)
-    reads_done: dict[Priority, int] = field(default_factory=lambda: dict.fromkeys(Priority, 0))
-    read_seconds: dict[Priority, float] = field(default_factory=lambda: dict.fromkeys(Priority, 0.0))
-    refusals: dict[str, int] = field(default_factory=dict)
-    connections_total: int = 0
-
-    def connected(self, identity: str) -> None:
-        self.connections_total += 1
-
-    def disconnected(self, identity: str) -> None:
-        """Who is linked now is the server's to say."""
-
-    def sent(self, identity: str, wire_bytes: int) -> None:
-        if identity not in self.sent_bytes and len(self.sent_bytes) >= IDENTITIES_MAX:
-            identity = "other"
-        self.sent_bytes[identity] = self.sent_bytes.get(identity, 0) + wire_bytes
-
-    def read_done(self, priority: Priority, seconds: float) -> None:
-        self.reads_done[priority] += 1
-        self.read_seconds[priority] += seconds
-
-    def refused(self, code: str) -> None:
-        self.refusals[code] = self.refusals.get(code, 0) + 1
+    @property
+    def raw_bytes(self) -> int: ...
+    @property
+    def packed_bytes(self) -> int: ...
 
 
 class Measured(Protocol):
@@ -52,11 +35,13 @@ class Measured(Protocol):
     @property
     def counts(self) -> Counts: ...
     @property
-    def server(self) -> Server: ...
+    def server(self) -> Serving: ...
     @property
     def sources(self) -> Mapping[str, HubSource]: ...
     @property
-    def packer(self) -> Packer: ...
+    def packed(self) -> Packed: ...
+    @property
+    def worker_restarts(self) -> int: ...
     @property
     def rate_schedule(self) -> RateSchedule: ...
 
@@ -73,13 +58,13 @@ METRICS: tuple[Metric[Measured], ...] = (
         "headrace_hub_raw_bytes",
         "counter",
         "File bytes prepared for sending, before compression.",
-        lambda hub: hub.packer.raw_bytes,
+        lambda hub: hub.packed.raw_bytes,
     ),
     Metric(
         "headrace_hub_packed_bytes",
         "counter",
         "The same bytes as they were prepared to travel, after compression where it paid.",
-        lambda hub: hub.packer.packed_bytes,
+        lambda hub: hub.packed.packed_bytes,
     ),
     Metric(
         "headrace_hub_reads",
@@ -107,6 +92,12 @@ METRICS: tuple[Metric[Measured], ...] = (
         "gauge",
         "Total rate limit in force now, 0 for none.",
         lambda hub: hub.rate_schedule.rate_bytes_per_s or 0.0,
+    ),
+    Metric(
+        "headrace_hub_worker_restarts",
+        "counter",
+        "Serving processes that died and were started again.",
+        lambda hub: hub.worker_restarts,
     ),
     Metric("headrace_hub_connections", "gauge", "Connections of spokes now.", lambda hub: hub.server.connections),
     Metric("headrace_hub_spokes", "gauge", "Spokes linked now.", lambda hub: len(hub.server.spokes())),

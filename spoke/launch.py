@@ -7,7 +7,6 @@ import json
 import os
 import select
 import signal
-import site
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from common import limits
 from common.config import Loaded
 from common.errors import CacheDirectoryError, HeadraceError, UsageError
+from common.processes import module_command
 from common.terminal import EXIT_FAILED, EXIT_USAGE
 from spoke import control
 from spoke.config import SpokeSettings
@@ -68,16 +68,6 @@ def _check_apart(mountpoint: str, cache_dir: Path) -> None:
         )
 
 
-def _module_command(module: str) -> tuple[list[str], dict[str, str]]:
-    """Command and environment that run a module of ours just as it was found here, whatever the working directory holds."""
-    root = str(Path(__file__).resolve().parent.parent)
-    search = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if root not in (os.path.realpath(path) for path in [*search, *site.getsitepackages()]):
-        search.append(root)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)} if search else dict(os.environ)
-    return [sys.executable, "-P", "-m", module], environment
-
-
 def mount_in_background(
     mountpoint: Path, loaded: Loaded[SpokeSettings], log_file: Path | None, say: Callable[[str], object]
 ) -> None:
@@ -89,7 +79,7 @@ def mount_in_background(
     log_path = log_file or control.socket_path(runtime_dir(), path).with_suffix(".log")
     if log_file is None:
         bound_log(log_path)  # one of the user's own choice is the user's to rotate
-    command, environment = _module_command("spoke.cli")
+    command, environment = module_command("spoke.cli")
     command += [argument for argument in sys.argv[1:] if argument != "--background"]
     read_fd, write_fd = os.pipe()
     with os.fdopen(read_fd, "r") as reports, log_path.open("ab") as log:

@@ -149,6 +149,7 @@ class Scheduler:
         self._reading_bytes = 0
         self._total_ahead_bytes = 0
         self._spokes_paced = spoke_rate_bytes_per_s is not None
+        self._total_held = False
 
     # --- links and requests come and go ---------------------------------------------------------------------
 
@@ -257,11 +258,10 @@ class Scheduler:
 
     def next(self, now_s: float) -> Pick | None:
         """The extent to read now, or None when nothing waits, or nothing may start yet (see ``wake_at``)."""
-        if (
-            not self._ring
-            or self._reading_bytes >= self._read_ahead.reading_bytes
-            or self._total_pacer.next_send_at(now_s, 0) > now_s
-        ):
+        if not self._ring or self._reading_bytes >= self._read_ahead.reading_bytes:
+            return None
+        if self._total_pacer.next_send_at(now_s, 0) > now_s:
+            self._total_held = True
             return None
         if self._total_ahead_bytes >= self._read_ahead.total_bytes:
             return self._next_for_an_empty_link(now_s)
@@ -452,6 +452,16 @@ class Scheduler:
         """Bytes this spoke asked for that no socket has taken yet."""
         spoke = self._spokes.get(spoke_id)
         return spoke.outstanding_bytes if spoke is not None else 0
+
+    def take_total_held(self, now_s: float) -> bool:
+        """Whether the total rate has kept anything back since this was last asked."""
+        held = self._total_held or (bool(self._ring) and self._total_pacer.next_send_at(now_s, 0) > now_s)
+        self._total_held = False
+        return held
+
+    def waiting_weight(self) -> float:
+        """The weights of the spokes with something outstanding, added up."""
+        return sum(spoke.weight for spoke in self._spokes.values() if spoke.outstanding_bytes)
 
     @property
     def read_ahead_bytes(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from common.log import get_logger
 from common.runtime import cancel_and_wait
 from common.serving.egress import Egress, Pack, pack_raw
 from common.serving.observer import NoObserver, Observer
-from common.serving.scheduler import Scheduler
+from common.serving.scheduler import ReadAhead, Scheduler
 from common.serving.session import Session
 from common.serving.source import Source
 from common.serving.steering import Steering
@@ -76,7 +77,7 @@ class _Spoke:
 
 
 class Server:
-    """``sources``: dataset name to source. ``listen``: host and port (0: any free one, see ``port``).
+    """``sources``: dataset name to source. ``listen``: host and port (0: any free one, see ``port``); None: only what is adopted.
 
     ``total_rate_bytes_per_s`` and ``spoke_rate_bytes_per_s``: what leaves for all spokes, and for one; None: no limit.
     ``steer``: each spoke is sent no more than its path carries (:mod:`common.serving.rate_control`).
@@ -88,7 +89,7 @@ class Server:
         self,
         sources: Mapping[str, Source],
         *,
-        listen: tuple[str, int],
+        listen: tuple[str, int] | None,
         clock: Callable[[], float] = time.monotonic,
         total_rate_bytes_per_s: float | None = None,
         spoke_rate_bytes_per_s: float | None = None,
@@ -97,6 +98,7 @@ class Server:
         codecs: Sequence[Codec] = (Codec.RAW,),
         pack: Pack = pack_raw,
         steer: bool = True,
+        read_ahead: ReadAhead | None = None,
     ) -> None:
         assert Codec.RAW in codecs
         self.observer: Observer = observer or NoObserver()
@@ -104,7 +106,9 @@ class Server:
         rates = [rate for rate in (total_rate_bytes_per_s, spoke_rate_bytes_per_s) if rate is not None]
         self.socket_rate_bytes_per_s = min(rates, default=None)
         scheduler = Scheduler(
-            total_rate_bytes_per_s=total_rate_bytes_per_s, spoke_rate_bytes_per_s=spoke_rate_bytes_per_s
+            total_rate_bytes_per_s=total_rate_bytes_per_s,
+            spoke_rate_bytes_per_s=spoke_rate_bytes_per_s,
+            read_ahead=read_ahead,
         )
         self.egress = Egress(scheduler, clock, self.observer, pack)
         self.send_buffer_bytes = send_buffer_bytes()
@@ -126,19 +130,30 @@ class Server:
 
     async def start(self) -> None:
         """Listen. Raises OSError when the address cannot be had."""
+        if self._listen is not None:
+            self._server = await self._listening(*self._listen)
+        if self._steering is not None:
+            self._steering_task = asyncio.create_task(self._steering.run(), name="rate of each spoke")
+        self._rates_task = asyncio.create_task(self._measure_rates(), name="rates of the fleet view")
+        if self._listen is not None:
+            log.info("serving", host=self._listen[0], port=self.port, datasets=sorted(self._sources))
+
+    async def _listening(self, host: str, port: int) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        host, port = self._listen
         server = await loop.create_server(
             lambda: Session(self, next(self._link_ids)), host, port, backlog=512, start_serving=False
         )
         for sock in server.sockets:
             tune(sock, bulk_sender=True)  # accepted sockets inherit it, so it holds from their first segment on
         await server.start_serving()
-        self._server = server
-        if self._steering is not None:
-            self._steering_task = asyncio.create_task(self._steering.run(), name="rate of each spoke")
-        self._rates_task = asyncio.create_task(self._measure_rates(), name="rates of the fleet view")
-        log.info("serving", host=host, port=self.port, datasets=sorted(self._sources))
+        return server
+
+    async def adopt(self, sock: socket.socket, received: bytes) -> Session:
+        """Serve a connection that somebody else accepted, and of which ``received`` was read already. Owns the socket from now on."""
+        session = Session(self, next(self._link_ids), received)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: session, sock)
+        return session
 
     @property
     def port(self) -> int:

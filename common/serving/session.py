@@ -54,10 +54,14 @@ class Host(Protocol):
 
 
 class Session(asyncio.BufferedProtocol):
-    """Made by the server for each accepted connection; ``wait_closed`` returns when nothing of it is left."""
+    """Made by the server for each accepted connection; ``wait_closed`` returns when nothing of it is left.
 
-    def __init__(self, host: Host, link_id: int) -> None:
+    ``received``: what somebody has taken from its socket before.
+    """
+
+    def __init__(self, host: Host, link_id: int, received: bytes = b"") -> None:
         self.link_id = link_id
+        self._received_before = received
         self.hello: m.Hello | None = None
         self.address = ""
         self.sent_bytes = 0
@@ -118,6 +122,13 @@ class Session(asyncio.BufferedProtocol):
             self._host.opened(self)
         except Overloaded as error:
             self._fail(error)
+        received, self._received_before = memoryview(self._received_before), b""
+        while received and not self._closing:
+            buffer = self.get_buffer(len(received))
+            size_bytes = min(len(buffer), len(received))
+            buffer[:size_bytes] = received[:size_bytes]
+            received = received[size_bytes:]
+            self.buffer_updated(size_bytes)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._connection.get_buffer(sizehint)

@@ -153,11 +153,13 @@ class Pair:
         self.work_dir = work_dir
         self.data = work_dir / "data"
         self.data.mkdir(exist_ok=True)
+        self.hub_flags: tuple[str, ...] = ()
+        """Given to every hub of this test."""
         self._hubs: list[Hub] = []
         self._spokes: list[Spoke] = []
 
     def hub(self, port: int = 0, extra: Sequence[str] = ()) -> Hub:
-        hub = Hub(self.work_dir, {"data": self.data}, port, extra)
+        hub = Hub(self.work_dir, {"data": self.data}, port, (*self.hub_flags, *extra))
         self._hubs.append(hub)
         return hub
 
