@@ -413,6 +413,38 @@ PREFETCH_CHAIN_MAX_FILES = 256
 PREFETCH_LEDGER_MAX_EXTENTS = 65536
 """Extents (1 MiB) planned or prefetched and unread that are kept account of: 64 GiB. The oldest is forgotten, uncounted."""
 
+# --- orders: what will be read, known ahead (spoke/orders) ----------------------------------------------------
+
+ORDER_MAX_STEPS = 1 << 32
+"""Steps of one order, on disk (24 B each). Refuse: PlanTooLong."""
+
+ORDER_MAX_LANES = 65_536
+"""Lanes of one order: ranks of a job, or jobs. Refuse: PlanTooLong."""
+
+ORDER_MAX_FILES = 4_194_304
+"""Files of one order (on disk some 120 B each). Refuse: PlanTooLong."""
+
+ORDER_MAX_RUNS = 4_194_304
+"""Pieces of lanes in one order file (24 B each, checked one by one at open: 2 s). Refuse: DamagedOrder, PlanTooLong."""
+
+ORDER_SEGMENT_STEPS = 1 << 18
+"""Steps of an order file that are sorted together: 12 MB of memory for its writer. At most 2^20, which is what a reader takes."""
+
+ORDER_ABOUT_MAX_BYTES = 64 * 1024
+"""Name, reason and notes of an order, as JSON. Refuse: OrderError when written, DamagedOrder when read."""
+
+ORDER_NAME_MAX_BYTES = 255
+"""An order's name in UTF-8. Refuse: OrderError."""
+
+ORDER_GROWING_MAX_STEPS = 1_000_000
+"""Steps of one growing order held in memory at once (about 26 B each, and 150 B for the latest 4,096 of a lane). Refuse: PlanTooLong."""
+
+ORDER_GROWING_TAIL_STEPS = 4096
+"""The latest steps of a growing lane, found by a dict; then they are sorted, which takes 1 ms."""
+
+ORDER_FIND_SCAN_STEPS = 4096
+"""Steps looked at for one look-up in one sorted piece, 0.5 ms: a place that is read more often than that is found in part."""
+
 CACHE_FREE_FLOOR_INODES = 10_000
 """Inodes the cache leaves free on its file system (two are used for each file version). Evict, then bypass."""
 
