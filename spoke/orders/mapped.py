@@ -207,6 +207,8 @@ def _checked_segments(view: memoryview, header: Header) -> Iterator[tuple[int, i
             raise DamagedOrder(f"segment {number} does not follow the one before it")
         if xxh3_64_intdigest(view[at:end]) != digest:
             raise DamagedOrder(f"segment {number} does not match its checksum")
+        if max(_segment(view, at, rows).files) >= header.files:
+            raise DamagedOrder(f"segment {number} names a file that is not there")
         expected, steps = end, steps + rows
         yield at, rows
     if steps != header.steps:

@@ -9,7 +9,7 @@ after a jump. What was predicted and not read counts against the order, which th
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -337,6 +337,15 @@ class Follower:
         while trail and trail[0].position < forgotten_before:
             self._unlist(trail.popleft())
 
+    def _expire_old(self, cursor: Cursor) -> None:
+        """What should have been read long ago, by the number of reads seen since, will not be."""
+        patience = (limits.ORDER_IDLE_READS + 4 * len(cursor.items)) * len(self._cursors)
+        items = cursor.items
+        while items and self._reads - items[0].foretold_at_read > patience:
+            item = items.popleft()
+            self._expire(item)
+            cursor.trail.append(item)
+
     def _expire(self, item: Item) -> None:
         if item.state is State.ASKED:
             item.cursor.ahead_bytes -= item.cost_bytes
@@ -406,6 +415,8 @@ class Follower:
         patience = limits.ORDER_IDLE_READS + 64 * len(self._cursors)
         for cursor in [cursor for cursor in self._cursors if self._reads - cursor.seen_at_read > patience]:
             self._give_up(cursor)
+        for cursor in self._cursors:
+            self._expire_old(cursor)
 
     def _give_up_lane(self, lane: int) -> None:
         for cursor in [cursor for cursor in self._cursors if cursor.lane == lane]:
@@ -467,6 +478,7 @@ class Follower:
         item.cost_bytes = (end - first) * BLOCK_BYTES
         cursor.average_bytes += (item.cost_bytes - cursor.average_bytes) / 32
         cursor.ahead_bytes += item.cost_bytes
+        item.foretold_at_read = self._reads
         cursor.items.append(item)
         for key in self._places(item):
             self._by_place.setdefault(key, []).append(item)
@@ -494,7 +506,7 @@ class Follower:
             end_bytes = max(end_bytes, page_bytes + FAULT_BYTES)
         else:
             end_bytes = item.end_bytes
-        end_bytes = min(end_bytes, size_bytes)
+        end_bytes = max(page_bytes, min(end_bytes, size_bytes))
         return page_bytes // BLOCK_BYTES, -(-end_bytes // BLOCK_BYTES)
 
     def _ahead(self, file: int, first_block: int, end_block: int) -> Ahead:
@@ -513,14 +525,33 @@ class Follower:
                 if not found:
                     del self._by_place[key]
 
+    def _predict_anew(self, cursor: Cursor) -> None:
+        """READs turn out to have another shape than was predicted: what is present of them already is not fetched twice."""
+        unread = [item for item in cursor.items if item.state is not State.READ]
+        if not unread:
+            return
+        for item in unread:
+            self._unlist(item)
+            self._marks.clear(cursor.lane, item.position)
+        cursor.items = deque(item for item in cursor.items if item.state is State.READ)
+        cursor.ahead_bytes = 0
+        cursor.next_position = unread[0].position
+        cursor.next_offset_bytes = 0
+        self._ended_lanes.discard(cursor.lane)
+        self._feed(cursor)
+
     # --- the shape of READs, and what is kept at hand ------------------------------------------------------
 
     def _learn_shape(self, file: int, vote: int) -> None:
         """``vote`` above 0: the file is read by page faults; below: by exact reads."""
+        before = self._faults(file), self._fault_votes > 0
         self._make_room(self._fault_by_file)
         votes = self._fault_by_file.get(file, 0) + vote
         self._fault_by_file[file] = max(-_SHAPE_MAX, min(_SHAPE_MAX, votes))
         self._fault_votes = max(-_ORDER_SHAPE_MAX, min(_ORDER_SHAPE_MAX, self._fault_votes + vote))
+        if before != (self._faults(file), self._fault_votes > 0):
+            for cursor in self._cursors:
+                self._predict_anew(cursor)
 
     def _faults(self, file: int) -> bool:
         return (self._fault_by_file.get(file, 0) or self._fault_votes) > 0

@@ -14,6 +14,7 @@ from common import limits
 _BAND_MAX = 64
 _BAND_MIN = 4
 _CHANCE = 1e-3
+_FIRST_READS = 16
 _NEIGHBOURS_MAX = 16
 
 
@@ -67,6 +68,7 @@ class Votes:
         if not best:
             return None
         self.clear()
+        self._reads = 0
         faults = sum(candidate.fault for candidate in best)
         return Found(best[0].lane, sorted({vote.position for vote in best}), 2 * faults > len(best))
 
@@ -85,12 +87,13 @@ class Votes:
         return list(found.values())
 
     def _needed(self, candidate_count: int, total_steps: int) -> int:
-        """So many neighbours come together by chance less than once in a thousand reads."""
+        """So many neighbours seldom come together by chance; the more reads had no place, the more seldom it must be."""
         expected = candidate_count * len(self._order) * (2 * self._band + 1) / max(1, total_steps)
+        allowed = _CHANCE / max(1, self._reads - _FIRST_READS)
         probability = 1.0
         for neighbours in range(1, _NEIGHBOURS_MAX):
             probability *= expected / neighbours
-            if probability <= _CHANCE:
+            if probability <= allowed:
                 return neighbours
         return _NEIGHBOURS_MAX
 

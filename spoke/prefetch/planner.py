@@ -101,6 +101,10 @@ class Planner:
         """Follow it no longer; False if it was not followed."""
         return self._following.drop(name)
 
+    @property
+    def has_orders(self) -> bool:
+        return self._following.is_active
+
     def orders(self) -> list[Mapping[str, Any]]:
         """Facts on each order followed, for ``status``."""
         return self._following.facts()
