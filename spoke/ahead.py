@@ -138,4 +138,6 @@ class Ahead:
         if budget_bytes < EXTENT_BYTES:
             return  # what arrives makes room for a whole one
         for fetch in planner.plan(self._clock(), budget_bytes):
-            self._counts.prefetch_asked_bytes += fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks)
+            asked_bytes = fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks)
+            self._counts.prefetch_asked_bytes += asked_bytes
+            planner.asked(fetch, asked_bytes)

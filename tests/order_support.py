@@ -73,12 +73,13 @@ def shared_out(steps: Sequence[Step], workers: int, batch: int, dice: Random, st
 
 @dataclass
 class Job:
-    """Reads at a planner's mount; what is fetched arrives ``delay_reads`` reads later. Page cache: none."""
+    """Reads at a planner's mount; what is fetched arrives ``delay_reads`` reads later. No page cache; ``keep``: what is read stays."""
 
     planner: Planner
     files: Sequence[FileFacts]
     faults: bool = False
     delay_reads: int = 0
+    keep: bool = True
     read_s: float = 0.001
     now_s: float = 0.0
     results: list[str] = field(default_factory=list)
@@ -128,7 +129,7 @@ class Job:
         have = self.have[version]
         hit = 0 not in have[span]
         self.results.append("hit" if hit else "miss")
-        have[span] = b"\1" * len(have[span])
+        have[span] = (b"\1" if self.keep else b"\0") * len(have[span])
         self.used[version][span] = b"\1" * len(have[span])
         if hit and self.planner.is_quiet(version, start_bytes, length_bytes):
             return

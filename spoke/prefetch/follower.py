@@ -39,7 +39,8 @@ _LANES_STARTED_MAX = 8
 _VAIN_EVERY = 8
 _SHAPE_MAX = 8
 _ORDER_SHAPE_MAX = 64
-_TOTAL_EVERY = 64
+_TOTAL_EVERY = 4096
+_ASKED_FADE = 1 / 32
 _FORGET_EVERY = 1024
 _QUIET_MAX_BYTES = 4 * EXTENT_BYTES
 _WRAP_SHARE = 4
@@ -64,6 +65,7 @@ class Follower:
         self.share = 0.0
         """Of the last reads of the order's files, those it had foretold or could place."""
         self._paused_until_s = 0.0
+        self._asked_share = 1.0
         self._cursors: list[Cursor] = []
         self._hungry: OrderedDict[int, Cursor] = OrderedDict()
         self._by_place: dict[int, list[Item]] = {}
@@ -100,6 +102,10 @@ class Follower:
         """A fetch failed: the order waits a moment, if it was for one of its files."""
         if self._numbers.get(version) is not None:
             self._paused_until_s = now_s + limits.PREFETCH_FAILURE_PAUSE_S
+
+    def asked(self, planned_bytes: int, asked_bytes: int) -> None:
+        """Of what it planned, so much was neither cached nor under way. The rest costs nothing when it is not read, or read unseen."""
+        self._asked_share += (asked_bytes / planned_bytes - self._asked_share) * _ASKED_FADE
 
     def read(
         self,
@@ -147,7 +153,8 @@ class Follower:
             self._forget(cursor.lane)
         if late or cursor.lane in self._ended_lanes or id(cursor) in self._hungry:
             return 0
-        return min(seed.run.end_bytes, end_bytes + min(_QUIET_MAX_BYTES, cursor.allowed_bytes // 8))
+        # The last read of a run is never passed over, so that nothing stays untold when its reader goes elsewhere.
+        return min(seed.run.end_bytes - 1, end_bytes + min(_QUIET_MAX_BYTES, cursor.allowed_bytes // 8))
 
     @property
     def has_plans(self) -> bool:
@@ -196,7 +203,7 @@ class Follower:
     def next_use(self, version: bytes, extent_index: int) -> int | None:
         """Steps until the extent is used, over all places followed; NEVER if not again; None: this order says nothing about it."""
         cursors = [cursor for cursor in self._cursors if cursor.matched_reads or self.order.reason is Reason.PLAN]
-        file = self.number_of(version) if cursors else None
+        file = self.number_of(version) if cursors and self.gate.is_open else None
         if file is None:
             return None
         around_bytes = _HALF if self._faults(file) else 0
@@ -234,7 +241,10 @@ class Follower:
         locked = [cursor for cursor in self._cursors if cursor.matched_reads]
         if not locked:
             return "waiting"
-        over = all(cursor.front + 1 >= self.order.length(cursor.lane) for cursor in locked)
+        fronts: dict[int, int] = {}
+        for cursor in locked:
+            fronts[cursor.lane] = max(fronts.get(cursor.lane, 0), cursor.front)
+        over = all(front + 1 >= self.order.length(lane) for lane, front in fronts.items())
         return "done" if over else "locked"
 
     def number_of(self, version: bytes) -> int | None:
@@ -329,12 +339,12 @@ class Follower:
         """What lies further behind than readers are spread was not read; a while later it is forgotten."""
         expired_before = cursor.front - cursor.slack
         items, trail = cursor.items, cursor.trail
-        while items and items[0].position < expired_before:
+        while items and (items[0].position < expired_before or items[0].state is State.READ):
             item = items.popleft()
             self._expire(item)
             trail.append(item)
         forgotten_before = cursor.front - 4 * cursor.slack
-        while trail and trail[0].position < forgotten_before:
+        while trail and (trail[0].position < forgotten_before or len(trail) > limits.ORDER_AHEAD_MAX_STEPS):
             self._unlist(trail.popleft())
 
     def _expire_old(self, cursor: Cursor) -> None:
@@ -349,6 +359,7 @@ class Follower:
     def _expire(self, item: Item) -> None:
         if item.state is State.ASKED:
             item.cursor.ahead_bytes -= item.cost_bytes
+            item.cost_bytes = int(item.cost_bytes * self._asked_share)
             self.wasted_bytes += item.cost_bytes
             self.gate.wasted(item.cost_bytes)
             item.state = State.EXPIRED
@@ -490,8 +501,9 @@ class Follower:
         first, length = order.first(lane), order.length(lane)
         if (length - cursor.front) * _WRAP_SHARE > length - first:
             return
-        if any(other.lane == lane and not other.matched_reads for other in self._cursors):
-            return
+        middle = (first + length) // 2
+        if any(other.lane == lane and other.front < middle for other in self._cursors):
+            return  # begun already
         self._marks.clear_from(lane, first)
         self._add(Cursor(now_s, lane, first - 1, limits.PREFETCH_START_BYTES))
 

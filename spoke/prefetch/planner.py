@@ -227,6 +227,11 @@ class Planner:
             fetches += self._following.plan(now_s, left_bytes)
         return fetches
 
+    def asked(self, fetch: Fetch, asked_bytes: int) -> None:
+        """What the runner really asked for of a fetch: the rest was cached or under way."""
+        if fetch.stream_id < 0:
+            self._following.asked(fetch, asked_bytes)
+
     def _score(self, seen: ReadSeen) -> None:
         score = self.scorecard
         score.read_bytes += seen.length_bytes

@@ -65,10 +65,11 @@ def test_what_is_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(PlanTooLong):
         writer(tmp_path / "o", lanes=limits.ORDER_MAX_LANES + 1)
     monkeypatch.setattr(limits, "ORDER_MAX_STEPS", 3)
-    with writer(tmp_path / "o") as written, pytest.raises(PlanTooLong):
+    with writer(tmp_path / "o") as written:
         for _ in range(4):
             written.add(0, 0, 0, 1)
-        written.finish()
+        with pytest.raises(PlanTooLong):
+            written.finish()
     assert list(tmp_path.iterdir()) == []
 
 
