@@ -287,9 +287,9 @@ class Follower:
                 seed, best = item, rank
         assert seed is not None
         faults = self._faults(file)
-        if best[0] and faults and length_bytes == FAULT_BYTES:
+        if best[0] and not self._goes_on(seed, start_bytes, end_bytes, faults=faults):
             self._cover(hits, start_bytes, end_bytes, None)
-            return None  # somebody else's fault that touches a prediction by chance
+            return None  # somebody else's read that touches a prediction by chance
         if not best[0]:
             page_bytes = seed.start_bytes & ~4095
             if page_bytes == anchor_bytes:
@@ -301,6 +301,17 @@ class Follower:
             seed.cursor.moved_to(seed.position)
         self._cover(hits, start_bytes, end_bytes, None if faults else seed)
         return seed
+
+    @staticmethod
+    def _goes_on(item: Item, start_bytes: int, end_bytes: int, *, faults: bool) -> bool:
+        """Whether a READ that does not begin with a prediction still follows it: within a step, or readahead over several."""
+        cursor = item.cursor
+        if faults and end_bytes - start_bytes == FAULT_BYTES:
+            return False
+        if item.position == cursor.front:
+            return True
+        begins_in_it = start_bytes <= item.start_bytes & ~4095 < end_bytes
+        return begins_in_it and abs(item.position - cursor.front) <= cursor.spread + _TOGETHER_STEPS
 
     def _cover(self, hits: list[Item], start_bytes: int, end_bytes: int, seed: Item | None) -> None:
         """Predictions that a READ fulfilled as well: the neighbours of ``seed``, and those whose bytes it holds."""
