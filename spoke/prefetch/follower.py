@@ -348,13 +348,14 @@ class Follower:
 
     def _leave_behind(self, cursor: Cursor) -> None:
         """What lies further behind than readers are spread was not read; a while later it is forgotten."""
-        expired_before = cursor.front - cursor.slack
+        slack = cursor.slack
+        expired_before = cursor.front - slack
         items, trail = cursor.items, cursor.trail
         while items and (items[0].position < expired_before or items[0].state is State.READ):
             item = items.popleft()
             self._expire(item)
             trail.append(item)
-        forgotten_before = cursor.front - 4 * cursor.slack
+        forgotten_before = cursor.front - 4 * slack
         while trail and (trail[0].position < forgotten_before or len(trail) > limits.ORDER_AHEAD_MAX_STEPS):
             self._unlist(trail.popleft())
 
@@ -567,9 +568,12 @@ class Follower:
 
     def _learn_shape(self, file: int, vote: int) -> None:
         """``vote`` above 0: the file is read by page faults; below: by exact reads."""
+        known = self._fault_by_file.get(file, 0)
+        if known == (_SHAPE_MAX if vote > 0 else -_SHAPE_MAX):
+            return  # as sure as can be
         before = self._faults(file), self._fault_votes > 0
         self._make_room(self._fault_by_file)
-        votes = self._fault_by_file.get(file, 0) + vote
+        votes = known + vote
         self._fault_by_file[file] = max(-_SHAPE_MAX, min(_SHAPE_MAX, votes))
         self._fault_votes = max(-_ORDER_SHAPE_MAX, min(_ORDER_SHAPE_MAX, self._fault_votes + vote))
         if before != (self._faults(file), self._fault_votes > 0):
