@@ -59,6 +59,30 @@ class RevisionUnavailable(UsageError):
     wire_code = "revision-unavailable"
 
 
+class OrderError(UsageError):
+    """An order of coming reads (a plan, a recipe, what was learned) that cannot be used: its maker must act."""
+
+    wire_code = "order"
+
+
+class DamagedOrder(OrderError):
+    """An order file that cannot be believed: torn, changed, or not an order at all. Make it again."""
+
+    wire_code = "damaged-order"
+
+
+class OrderTooNew(OrderError):
+    """An order file of a later format than this program reads."""
+
+    wire_code = "order-too-new"
+
+
+class PlanTooLong(OrderError):
+    """An order with more steps, files or lanes than are kept (limits.py)."""
+
+    wire_code = "plan-too-long"
+
+
 # --- the operator of the other end, or the network, must act ---------------------------------------------
 
 

@@ -510,6 +510,82 @@ PREFETCH_CHAIN_MAX_FILES = 256
 PREFETCH_LEDGER_MAX_EXTENTS = 65536
 """Extents (1 MiB) planned or prefetched and unread that are kept account of: 64 GiB. The oldest is forgotten, uncounted."""
 
+# --- orders: what will be read, known ahead (spoke/orders) ----------------------------------------------------
+
+ORDER_MAX_STEPS = 1 << 32
+"""Steps of one order, on disk (24 B each). Refuse: PlanTooLong."""
+
+ORDER_MAX_LANES = 65_536
+"""Lanes of one order: ranks of a job, or jobs. Refuse: PlanTooLong."""
+
+ORDER_MAX_FILES = 4_194_304
+"""Files of one order (on disk some 120 B each). Refuse: PlanTooLong."""
+
+ORDER_MAX_RUNS = 4_194_304
+"""Pieces of lanes in one order file (24 B each, checked one by one at open: 2 s). Refuse: DamagedOrder, PlanTooLong."""
+
+ORDER_SEGMENT_STEPS = 1 << 18
+"""Steps of an order file that are sorted together: 12 MB of memory for its writer. At most 2^20, which is what a reader takes."""
+
+ORDER_ABOUT_MAX_BYTES = 64 * 1024
+"""Name, reason and notes of an order, as JSON. Refuse: OrderError when written, DamagedOrder when read."""
+
+ORDER_NAME_MAX_BYTES = 255
+"""An order's name in UTF-8. Refuse: OrderError."""
+
+ORDER_GROWING_MAX_STEPS = 1_000_000
+"""Steps of one growing order held in memory at once (about 26 B each, and 150 B for the latest 4,096 of a lane). Refuse: PlanTooLong."""
+
+ORDER_GROWING_TAIL_STEPS = 4096
+"""The latest steps of a growing lane, found by a dict; then they are sorted, which takes 1 ms."""
+
+ORDER_FIND_SCAN_STEPS = 4096
+"""Steps looked at for one look-up in one sorted piece, 0.5 ms: a place that is read more often than that is found in part."""
+
+PREFETCH_GATE_ALLOWANCE_BYTES = 32 * 1024 * 1024
+PREFETCH_GATE_WASTE_SHARE = 0.5
+"""A source of predictions that wasted the allowance and this share of what it fetched is switched off: it predicts without fetching."""
+
+PREFETCH_GATE_TRIAL_BYTES = 32 * 1024 * 1024
+PREFETCH_GATE_TRIAL_MAX_BYTES = 1024 * 1024 * 1024
+"""Predicted without fetching until a source is judged anew; doubles with each judgement against it."""
+
+PREFETCH_GATE_MEMORY_BYTES = 1024 * 1024 * 1024
+"""Fetched bytes a judgement rests on: beyond, older ones count half."""
+
+ORDERS_MAX_ACTIVE = 32
+"""Orders followed at once. Refuse the next: PlanTooLong."""
+
+ORDER_CURSORS_MAX = 128
+"""Places in one order that are followed at once: lanes of this node, and workers of a lane that read far apart. The longest unread goes."""
+
+ORDER_AHEAD_MAX_STEPS = 8192
+"""Steps fetched ahead of one place and not read (about 300 B each): 1 GiB at 128 KiB a fault. The order waits."""
+
+ORDER_TRAIL_MIN_STEPS = 256
+"""How far behind the furthest read of a place a step may be read and count as in time; more when workers are seen further apart."""
+
+ORDER_SPREAD_MAX_STEPS = 4096
+"""Beyond this distance workers of a lane are followed as places of their own."""
+
+ORDER_MARK_CHUNKS_MAX = 256
+"""Stretches of 4,096 positions of one order of which it is known what was read (4 KiB each). The oldest is forgotten."""
+
+ORDER_VOTES_MAX = 256
+"""Reads without a place that are remembered to find one. The oldest is forgotten."""
+
+ORDER_LOOKUPS_IN_VAIN = 256
+"""Look-ups that found no place after which only every eighth read without one is looked up."""
+
+ORDER_CANDIDATES_MAX = 64
+"""Places in an order that one read may stand for; a read at which more steps begin counts for the first found."""
+
+ORDER_IDLE_READS = 512
+"""Reads of an order's files after which a place that none of them was at is given up, its bytes wasted (64 more for each other place)."""
+
+ORDER_FILES_KNOWN_MAX = 16_384
+"""Files of an order whose names and numbers are kept at hand (about 400 B each). Forgotten all, and looked up again."""
+
 CACHE_FREE_FLOOR_INODES = 10_000
 """Inodes the cache leaves free on its file system (two are used for each file version). Evict, then bypass."""
 

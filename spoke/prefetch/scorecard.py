@@ -21,6 +21,9 @@ class Reason(Enum):
     SEQUENTIAL = "sequential"
     SMALL_FILE = "small-file"
     NEXT_FILE = "next-file"
+    PLAN = "plan"
+    RECIPE = "recipe"
+    LEARNED = "learned"
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """How far ahead of its reader a stream fetches: consumption rate x time to fetch x safety, found by growing while late.
 
 A cold reader takes data as fast as they come, so its rate, measured while it waits, says nothing: every late read widens
-the window instead, twofold or, at the start, eightfold. Once reads are hits the measured rate rules, and a window that is
-far too wide shrinks.
+the window instead, twofold or, at the start, eightfold; so does a read of what came with the first, until a rate was
+measured. Once reads are hits the measured rate rules, and a window that is far too wide shrinks.
 """
 
 from __future__ import annotations
@@ -54,20 +54,26 @@ class Window:
             falling = rate < self.rate_bytes_per_s
             self.rate_bytes_per_s += (rate - self.rate_bytes_per_s) * (_RATE_FALL if falling else 1.0)
             self._sample_start_s, self._sample_bytes = now_s, 0
-        wanted = max(
-            limits.PREFETCH_WINDOW_MIN_BYTES, self._first_bytes, int(self.rate_bytes_per_s * latency_s * SAFETY)
-        )
+        first_bytes = self._first_bytes if evidence_bytes < self._first_bytes else 0
+        wanted = max(limits.PREFETCH_WINDOW_MIN_BYTES, first_bytes, int(self.rate_bytes_per_s * latency_s * SAFETY))
         window_bytes = self.window_bytes
-        if late:
+        if late or self.grows_unseen:
             starting = eager and window_bytes < limits.PREFETCH_START_BYTES and evidence_bytes >= EXTENT_BYTES
-            growth = _START_GROWTH if starting else 2
-            window_bytes = max(growth * window_bytes, wanted)
+            grown_bytes = (_START_GROWTH if starting else 2) * window_bytes
+            if not late:
+                grown_bytes = min(grown_bytes, limits.PREFETCH_START_BYTES)
+            window_bytes = max(grown_bytes, wanted)
         elif window_bytes > 2 * wanted:
             window_bytes -= int(window_bytes * _SHRINK)
         else:
             window_bytes = max(window_bytes, wanted)
-        earned_bytes = max(self._first_bytes, limits.PREFETCH_EVIDENCE_FACTOR * evidence_bytes)
+        earned_bytes = max(first_bytes, limits.PREFETCH_EVIDENCE_FACTOR * evidence_bytes)
         self.window_bytes = min(window_bytes, cap_bytes, earned_bytes)
+
+    @property
+    def grows_unseen(self) -> bool:
+        """No rate was measured yet, and what came with the first read may have hidden that its reader is faster than the window."""
+        return bool(self._first_bytes and not self.rate_bytes_per_s and self.window_bytes < limits.PREFETCH_START_BYTES)
 
 
 class Latency:
@@ -95,31 +101,3 @@ class Latency:
     def outstanding_limit_bytes(self) -> int:
         """What may usefully be in flight: three times what the link holds, as far as it was measured."""
         return max(limits.PREFETCH_OUTSTANDING_MIN_BYTES, int(3 * self.rate_bytes_per_s * self.rtt_s))
-
-
-class Trust:
-    """Whether predictions earn their bytes: what was prefetched and never read, against what was read.
-
-    Distrust passes by itself as reads go on: what is held against it never exceeds what is forgiven by that much.
-    """
-
-    __slots__ = ("read_bytes", "wasted_bytes")
-
-    def __init__(self) -> None:
-        self.read_bytes = 0
-        self.wasted_bytes = 0
-
-    @property
-    def _forgiven_bytes(self) -> float:
-        return limits.PREFETCH_WASTE_ALLOWANCE_BYTES + limits.PREFETCH_WASTE_SHARE * self.read_bytes
-
-    @property
-    def earned(self) -> bool:
-        return self.wasted_bytes <= self._forgiven_bytes
-
-    def wasted(self, size_bytes: int) -> None:
-        most_bytes = int(self._forgiven_bytes) + limits.PREFETCH_DISTRUST_MAX_BYTES
-        self.wasted_bytes = max(self.wasted_bytes, min(self.wasted_bytes + size_bytes, most_bytes))
-
-    def used_after_all(self, size_bytes: int) -> None:
-        self.wasted_bytes = max(0, self.wasted_bytes - size_bytes)

@@ -54,6 +54,9 @@ class Client:
     def __init__(self) -> None:
         self.submitted: list[Request] = []
 
+    def spread(self, blocks: BlockRange) -> list[BlockRange]:
+        return [blocks]
+
     def submit(self, request: Request) -> None:
         request.done = False
         self.submitted.append(request)

@@ -30,6 +30,9 @@ class Hub:
     def __init__(self) -> None:
         self.requests = 0
 
+    def spread(self, blocks: BlockRange) -> list[BlockRange]:
+        return [blocks]
+
     def submit(self, request: Request) -> None:
         self.requests += 1
         asyncio.get_running_loop().call_soon(self._answer, request)

@@ -31,6 +31,9 @@ class Hub:
         self._content = content
         self.asked: list[BlockRange] = []
 
+    def spread(self, blocks: BlockRange) -> list[BlockRange]:
+        return [blocks]
+
     def submit(self, request: Request) -> None:
         asyncio.get_running_loop().call_soon(self._answer, request)
 

@@ -58,7 +58,7 @@ def end_bytes(fetches: list[Fetch]) -> int:
 def test_a_file_read_from_its_start_is_a_stream_at_once() -> None:
     fetches = Bench(facts(1, 1 << 30)).read(0)
     assert fetches[0].blocks.first_block == READ // BLOCK_BYTES
-    assert 512 * KIB <= planned(fetches) <= 8 * READ
+    assert 3 * MIB <= planned(fetches) <= limits.PREFETCH_FIRST_BYTES
     assert {fetch.reason for fetch in fetches} == {Reason.SEQUENTIAL}
     assert {fetch.size_bytes for fetch in fetches} == {1 << 30}
 
@@ -354,11 +354,11 @@ def test_everything_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             for number in range(4):
                 bench.read((lane << 27) + number * READ, handle=handle)
     planner = bench.planner
-    assert len(planner._files) <= 8
+    assert len(planner._guesses._files) <= 8
     assert len(planner._handles) == 50
     assert len(planner._ledger) <= 64
     assert planner.active_streams <= 16
-    assert len(planner._jobs) <= 16
+    assert len(planner._guesses._jobs) <= 16
     for handle in range(60):
         planner.closed(bench.now_s, handle)
     assert not planner._handles
