@@ -61,6 +61,7 @@ _ANSWER = struct.Struct("<4sBBHQQQ")
 _ANSWER_ROOM_BYTES = 512
 _WIDTHS = ((0, 0, ""), (1, 0xFF, "B"), (2, 0xFFFF, "H"), (4, 0xFFFFFFFF, "I"), (8, (1 << 64) - 1, "Q"))
 _GONE = (errno.ENOENT, errno.ENOTCONN, errno.ENODEV, errno.EACCES)  # of open: there is nobody to tell
+_LEFT_OUT = (errno.ENOENT, errno.ERANGE)  # of ioctl: no such file, or past its end, in all steps of a message
 _OFF = (errno.ENOTTY, errno.ENOTCONN, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)  # of ioctl: nobody listens
 
 _log = logging.getLogger("headrace.hints")
@@ -187,7 +188,7 @@ def declare(
     lengths: Sequence[Any] | None = None,
     name: str | None = None,
 ) -> int:
-    """Declare reads once; returns how many of them were taken: 0 where ``where`` is on no Headrace mount, or it failed.
+    """Declare reads once; returns how many of them were heard: 0 where ``where`` is on no Headrace mount, or it failed.
 
     ``ranges``: (path, offset, length), paths absolute or below the directory ``where``; or (offset, length) of the file
     ``where``. Else ``indices`` of records of that file: with ``record_bytes``, or with ``offsets`` and perhaps ``lengths``.
@@ -354,9 +355,10 @@ class Plan(Telling):
         Telling.__init__(self, name)
 
     def add(self, ranges: Iterable[Place], last: bool = False) -> int:
-        """Say (path, offset, length) triples, in the order of the reads; returns how many of them were taken.
+        """Say (path, offset, length) triples, in the order of the reads; returns how many of them were heard.
 
-        ``last``: nothing follows; once this is read the plan may be forgotten. Stops at the first that is refused.
+        ``last``: nothing follows; once this is read the plan may be forgotten. Stops where there is no room; steps that
+        cannot be (no such file, past its end) are left out, and the first such is warned of.
         """
         self.restarted = False
         if not self.active:
@@ -423,7 +425,7 @@ class Plan(Telling):
                 _log.warning("the Headrace spoke refused a plan: %s", reason)
             if error.errno in _OFF:
                 self.active = False
-            return False
+            return error.errno in _LEFT_OUT  # those were heard; what follows may still be good
         self.restarted = self.restarted or bool(_ANSWER.unpack_from(buffer)[2] & _NEW and self._said_steps)
         _facts["announced_steps"] += steps
         return True

@@ -27,6 +27,7 @@ from spoke.plan_file import LINE_MAX_BYTES, PlannedRange, read_plan_file
 from spoke.plan_message import Kind, encode_short
 
 _NO_ROOM_ERRNO = 28  # ENOSPC, as PLAN.md says it
+_LEFT_OUT_ERRNOS = (2, 34)  # ENOENT, ERANGE
 _RECIPE = "--recipe"
 
 
@@ -79,6 +80,8 @@ def declare(
     typer.echo(f"{said} reads declared as {plan.name}")
     for note in plan.notes:
         typer.echo(note, err=True)
+    if plan.left_out_steps:
+        raise HeadraceError(f"{plan.left_out_steps} steps were left out: {plan.notes[-1]}")
     if plan.refusal is not None:
         raise HeadraceError(f"declared {said} reads, and no more: {plan.refusal}")
 
@@ -109,6 +112,7 @@ class _SocketPlan(hints.Telling):
     def __init__(self, mountpoint: Path, name: str) -> None:
         super().__init__(name)
         self.notes: list[str] = []
+        self.left_out_steps = 0
         self.refusal: str | None = None
         self._refused_errno = 0
         self._mountpoint = mountpoint
@@ -150,7 +154,9 @@ class _SocketPlan(hints.Telling):
 
     def _send(self, message: bytes, steps: int) -> bool:
         answer = ask(self._mountpoint, "plan", {"message": message.hex()})
-        if answer["errno"]:
+        if answer["errno"] in _LEFT_OUT_ERRNOS:
+            self.left_out_steps += steps
+        elif answer["errno"]:
             self.refusal, self._refused_errno = answer["text"], answer["errno"]
             return False
         if answer["text"] and answer["text"] not in self.notes[-1:]:
