@@ -445,6 +445,50 @@ ORDER_GROWING_TAIL_STEPS = 4096
 ORDER_FIND_SCAN_STEPS = 4096
 """Steps looked at for one look-up in one sorted piece, 0.5 ms: a place that is read more often than that is found in part."""
 
+PREFETCH_GATE_ALLOWANCE_BYTES = 32 * 1024 * 1024
+PREFETCH_GATE_WASTE_SHARE = 0.5
+"""A source of predictions that wasted the allowance and this share of what it fetched is switched off: it predicts without fetching."""
+
+PREFETCH_GATE_TRIAL_BYTES = 32 * 1024 * 1024
+PREFETCH_GATE_TRIAL_MAX_BYTES = 1024 * 1024 * 1024
+"""Predicted without fetching until a source is judged anew; doubles with each judgement against it."""
+
+PREFETCH_GATE_MEMORY_BYTES = 1024 * 1024 * 1024
+"""Fetched bytes a judgement rests on: beyond, older ones count half."""
+
+ORDERS_MAX_ACTIVE = 32
+"""Orders followed at once. Refuse the next: PlanTooLong."""
+
+ORDER_CURSORS_MAX = 128
+"""Places in one order that are followed at once: lanes of this node, and workers of a lane that read far apart. The longest unread goes."""
+
+ORDER_AHEAD_MAX_STEPS = 8192
+"""Steps fetched ahead of one place and not read (about 300 B each): 1 GiB at 128 KiB a fault. The order waits."""
+
+ORDER_TRAIL_MIN_STEPS = 256
+"""How far behind the furthest read of a place a step may be read and count as in time; more when workers are seen further apart."""
+
+ORDER_SPREAD_MAX_STEPS = 4096
+"""Beyond this distance workers of a lane are followed as places of their own."""
+
+ORDER_MARK_CHUNKS_MAX = 256
+"""Stretches of 4,096 positions of one order of which it is known what was read (4 KiB each). The oldest is forgotten."""
+
+ORDER_VOTES_MAX = 512
+"""Reads without a place that are remembered to find one. The oldest is forgotten."""
+
+ORDER_LOOKUPS_IN_VAIN = 256
+"""Look-ups that found no place after which only every eighth read without one is looked up."""
+
+ORDER_CANDIDATES_MAX = 64
+"""Places in an order that one read may stand for; a read at which more steps begin counts for the first found."""
+
+ORDER_IDLE_READS = 512
+"""Reads of an order's files after which a place that none of them was at is given up, its bytes wasted (64 more for each other place)."""
+
+ORDER_FILES_KNOWN_MAX = 16_384
+"""Files of an order whose names and numbers are kept at hand (about 400 B each). Forgotten all, and looked up again."""
+
 # --- plans: what a job says it will read (spoke/plans, PLAN.md) -----------------------------------------------
 
 PLAN_MESSAGE_MAX_BYTES = 16_383
@@ -469,8 +513,9 @@ PLAN_TEXT_MAX_BYTES = 1024
 PLAN_STEP_MAX_BYTES = EXTENT_BYTES
 """The longest step kept: a longer range is cut at extents, so that its progress is seen."""
 
-PLANS_MAX = 64
-"""Plans at once: two for each of 8 ranks, four jobs. One not heard or read for PLAN_IDLE_S makes way; else refuse: ENOSPC."""
+PLANS_MAX = 24
+"""Plans at once: training and validation for each of 8 ranks, and some; below ORDERS_MAX_ACTIVE, which recipes share. One not
+heard or read for PLAN_IDLE_S makes way; else refuse: ENOSPC."""
 
 PLAN_IDLE_S = 60.0
 """Longer than a checkpoint or a step; a job that evaluates for minutes keeps its plan unless others want the place."""
@@ -486,9 +531,6 @@ PLAN_MAX_FILES = 65_536
 
 PLANS_MAX_FILES = 262_144
 """The same over all plans: some 100 MB. Refuse: ENOSPC."""
-
-PLAN_KEEP_BEHIND_STEPS = 2048
-"""Read steps kept behind a plan's place: workers are displaced by workers x batch, and late ones still fit in."""
 
 PLAN_UNUSED_S = 1800.0
 """A plan of which nothing was said or read for so long is nobody's any more (evaluations take up to 10 minutes). Forget it."""

@@ -5,7 +5,8 @@ The planner is pure and decides; this module is its hands: it gives it the time,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from common import limits
 from common.blocks import EXTENT_BYTES, BlockRange
@@ -13,6 +14,7 @@ from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
 from spoke.metrics import Counts
 from spoke.prefetch.chains import FileFacts
+from spoke.prefetch.orders import Order
 from spoke.prefetch.planner import Planner, ReadSeen
 from spoke.reads import Handle, ReadResult
 
@@ -31,6 +33,25 @@ class Ahead:
         """Both report to us, so they come after us."""
         self._fetcher = fetcher
         self._client = client
+
+    # --- orders ------------------------------------------------------------------------------------------
+
+    def add_order(self, order: Order) -> None:
+        """Follow an order from now on. Raises OrderError when too many are followed, or its name is taken."""
+        if self._planner is not None:
+            self._planner.add_order(self._clock(), order)
+            self._pump()
+
+    def order_grew(self, name: str) -> None:
+        if self._planner is not None:
+            self._planner.order_grew(self._clock(), name)
+            self._pump()
+
+    def drop_order(self, name: str) -> bool:
+        return self._planner is not None and self._planner.drop_order(name)
+
+    def orders(self) -> list[Mapping[str, Any]]:
+        return self._planner.orders() if self._planner is not None else []
 
     # --- reads -------------------------------------------------------------------------------------------
 

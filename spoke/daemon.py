@@ -99,7 +99,7 @@ class Spoke:
         self.planner = Planner(self._next_file, stream_max_bytes=stream_max_bytes) if settings.prefetch else None
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock)
-        self.plans = Plans(self.tree, self.ahead if settings.prefetch else None, clock)
+        self.plans = Plans(self.tree, self.ahead if self.planner is not None else None, clock)
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
         self.ahead.attach(self.fetcher, self.client)
         store.on_gone = self.ahead.evicted

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import errno as errno_codes
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from common import limits
 from common.entries import Kind as EntryKind
-from common.errors import HeadraceError, UsageError
+from common.errors import HeadraceError, OrderError, UsageError
 from common.log import get_logger
 from spoke.namespace.tree import Tree
 from spoke.orders.growing import GrowingOrder
@@ -67,10 +67,13 @@ class PlansOff(UsageError):
 class Follows(Protocol):
     """Who fetches along orders."""
 
-    def add_order(self, order: Order) -> None: ...
+    def add_order(self, order: Order) -> None:
+        """Raises OrderError when too many are followed. It has the order forget what was read."""
+
+    def order_grew(self, name: str) -> None: ...
     def drop_order(self, name: str) -> bool: ...
-    def order_position(self, name: str, lane: int) -> int | None:
-        """The step before which all was read or passed; None while no reader was found in the order."""
+    def orders(self) -> Sequence[Mapping[str, Any]]:
+        """Facts on each: ``name``, ``state``, ``used_bytes``, ``wasted_bytes``, and ``lanes``, each with its ``position``."""
 
 
 class _Range(NamedTuple):
@@ -91,6 +94,9 @@ class _Plan:
     said_steps: int
     last: bool = False
     read_steps: int = 0
+    state: str = "waiting"
+    used_bytes: int = 0
+    wasted_bytes: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -185,7 +191,7 @@ class Plans:
             self._end(plan, "begun-anew")
             plan = None
         if plan is not None:
-            self._catch_up(plan, follower)
+            self._catch_up([plan], follower)
         known_steps = max(0, plan.said_steps - message.from_step) if plan is not None else 0
         ranges, left_out = self._look_up(message, known_steps)
         new_files = {found.file.version for found in ranges}
@@ -208,16 +214,21 @@ class Plans:
             if number < 0:
                 number = numbers[file.version] = plan.order.add_file(file)
             plan.order.append(_LANE, number, offset_bytes, length_bytes)
+        if ranges and answered_new:
+            try:
+                follower.add_order(plan.order)
+            except OrderError as error:
+                raise NoRoomForPlan(str(error)) from None
+            self._plans[plan.name] = plan
+            self._tell("began", "a plan began", plan=plan.name, steps=len(ranges), first=ranges[0].file.path)
+        elif ranges:
+            follower.order_grew(plan.order.name)
         plan.said_steps = max(plan.said_steps, message.from_step + len(message.files))
         plan.last = plan.last or message.last
         plan.used_s = now_s
         plan.left_out.update(left_out)
         self.left_out_total.update(left_out)
         self.taken_steps_total += len(ranges)
-        if answered_new and ranges:
-            self._plans[plan.name] = plan
-            follower.add_order(plan.order)
-            self._tell("began", "a plan began", plan=plan.name, steps=len(ranges), first=ranges[0].file.path)
         if left_out:
             self._tell("left-out", "steps of a plan were left out", plan=plan.name, **left_out)
         text = "" if not left_out else "left out: " + ", ".join(f"{count} {why}" for why, count in left_out.items())
@@ -310,25 +321,30 @@ class Plans:
 
     # --- forgetting --------------------------------------------------------------------------------------
 
-    def _catch_up(self, plan: _Plan, follower: Follows) -> None:
-        """Learn how far the plan was read, and forget what lies behind."""
-        position = follower.order_position(plan.order.name, _LANE)
-        if position is None or position <= plan.read_steps:
-            return
-        plan.read_steps = min(position, plan.kept_steps)
-        plan.used_s = self._clock()
-        plan.order.forget(_LANE, max(0, plan.read_steps - limits.PLAN_KEEP_BEHIND_STEPS))
+    def _catch_up(self, plans: Iterable[_Plan], follower: Follows) -> None:
+        """Learn how far plans were read; their orders forget what lies behind by themselves."""
+        states = {facts["name"]: facts for facts in follower.orders()}
+        for plan in plans:
+            facts = states.get(plan.order.name)
+            if facts is None:
+                continue
+            plan.state = facts["state"]
+            plan.used_bytes, plan.wasted_bytes = facts["used_bytes"], facts["wasted_bytes"]
+            position = max((lane["position"] for lane in facts["lanes"]), default=0)
+            if position > plan.read_steps:
+                plan.read_steps = min(position, plan.kept_steps)
+                plan.used_s = self._clock()
 
     def tend(self) -> None:
-        """Forget what was read, plans nobody uses, and plans whose files changed."""
-        if self._follower is None:
+        """Forget plans that were read, that nobody uses, and those whose files changed."""
+        if self._follower is None or not self._plans:
             return
         now_s = self._clock()
         look_at_files = self._tree.epoch % 2 == 0 and self._tree.revision != self._checked_revision
         if look_at_files:
             self._checked_revision = self._tree.revision
+        self._catch_up(self._plans.values(), self._follower)
         for plan in list(self._plans.values()):
-            self._catch_up(plan, self._follower)
             changed = self._changed_file(plan) if look_at_files else None
             if changed is not None:
                 self._end(plan, "file-changed")
@@ -355,8 +371,7 @@ class Plans:
         """For ``status`` and ``plan list``."""
         now_s = self._clock()
         if self._follower is not None:
-            for plan in self._plans.values():
-                self._catch_up(plan, self._follower)
+            self._catch_up(self._plans.values(), self._follower)
         refusal = self._last_refusal
         return {
             "active": [
@@ -367,6 +382,9 @@ class Plans:
                     "read_steps": plan.read_steps,
                     "held_steps": plan.order.held_steps,
                     "files": len(plan.order.files),
+                    "state": plan.state,
+                    "used_bytes": plan.used_bytes,
+                    "wasted_bytes": plan.wasted_bytes,
                     "left_out": dict(plan.left_out),
                     "complete": plan.last,
                     "age_s": now_s - plan.begun_s,

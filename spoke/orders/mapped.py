@@ -135,6 +135,9 @@ class MappedOrder:
                 return self._starts[run] + best - first_row
         return None
 
+    def forget(self, lane: int, before_position: int) -> None:
+        """Nothing: they take no memory."""
+
     # --- inside ------------------------------------------------------------------------------------------
 
     def _take_runs(self, header: Header) -> None:

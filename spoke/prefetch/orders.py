@@ -52,3 +52,6 @@ class Order(Protocol):
 
     def next_position(self, lane: int, file: int, start_bytes: int, end_bytes: int, from_position: int) -> int | None:
         """The first step of the lane, at ``from_position`` or later, that overlaps these bytes; None if none is known."""
+
+    def forget(self, lane: int, before_position: int) -> None:
+        """Steps of the lane before this position are not needed any more. An order on disk keeps them."""

@@ -88,31 +88,3 @@ class Latency:
     def outstanding_limit_bytes(self) -> int:
         """What may usefully be in flight: three times what the link holds, as far as it was measured."""
         return max(limits.PREFETCH_OUTSTANDING_MIN_BYTES, int(3 * self.rate_bytes_per_s * self.rtt_s))
-
-
-class Trust:
-    """Whether predictions earn their bytes: what was prefetched and never read, against what was read.
-
-    Distrust passes by itself as reads go on: what is held against it never exceeds what is forgiven by that much.
-    """
-
-    __slots__ = ("read_bytes", "wasted_bytes")
-
-    def __init__(self) -> None:
-        self.read_bytes = 0
-        self.wasted_bytes = 0
-
-    @property
-    def _forgiven_bytes(self) -> float:
-        return limits.PREFETCH_WASTE_ALLOWANCE_BYTES + limits.PREFETCH_WASTE_SHARE * self.read_bytes
-
-    @property
-    def earned(self) -> bool:
-        return self.wasted_bytes <= self._forgiven_bytes
-
-    def wasted(self, size_bytes: int) -> None:
-        most_bytes = int(self._forgiven_bytes) + limits.PREFETCH_DISTRUST_MAX_BYTES
-        self.wasted_bytes = max(self.wasted_bytes, min(self.wasted_bytes + size_bytes, most_bytes))
-
-    def used_after_all(self, size_bytes: int) -> None:
-        self.wasted_bytes = max(0, self.wasted_bytes - size_bytes)

@@ -47,8 +47,11 @@ class NobodyFollows:
     def drop_order(self, name: str) -> bool:
         return True
 
-    def order_position(self, name: str, lane: int) -> int | None:
-        return None
+    def order_grew(self, name: str) -> None:
+        pass
+
+    def orders(self) -> list[dict[str, object]]:
+        return []
 
 
 @st.composite

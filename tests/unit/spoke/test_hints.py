@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from names_support import directory, file, filled
@@ -32,20 +33,27 @@ class Listener:
 
     def __init__(self) -> None:
         self.tree = filled({b"d": directory(), b"d/f": file(1, 4096 * MIB), b"d/g": file(2, 8 * MIB)})
-        self.orders: dict[str, Order] = {}
+        self.orders_by_name: dict[str, Order] = {}
         self.position = 0
         self.messages = 0
         self.errno = 0
         self.plans = Plans(self.tree, self, lambda: 1.0)
 
     def add_order(self, order: Order) -> None:
-        self.orders[order.name] = order
+        self.orders_by_name[order.name] = order
 
     def drop_order(self, name: str) -> bool:
-        return self.orders.pop(name, None) is not None
+        return self.orders_by_name.pop(name, None) is not None
 
-    def order_position(self, name: str, lane: int) -> int | None:
-        return self.position
+    def order_grew(self, name: str) -> None:
+        assert name in self.orders_by_name
+
+    def orders(self) -> list[dict[str, Any]]:
+        lanes = [{"position": self.position}]
+        return [
+            {"name": name, "state": "locked", "used_bytes": 0, "wasted_bytes": 0, "lanes": lanes}
+            for name in self.orders_by_name
+        ]
 
     def ioctl(self, _fd: int, command: int, buffer: bytearray, mutate: bool) -> int:
         assert mutate
@@ -62,7 +70,7 @@ class Listener:
         return 0
 
     def steps(self) -> list[tuple[bytes, int, int]]:
-        (order,) = self.orders.values()
+        (order,) = self.orders_by_name.values()
         found = [order.step(0, position) for position in range(order.first(0), order.length(0))]
         return [(order.files[step.file].path, step.offset_bytes, step.length_bytes) for step in found]
 
@@ -166,9 +174,9 @@ def test_long_declarations_stop_where_there_is_no_room(
     before = listener.messages
     assert hints.declare(root, many, name="files") == 1001
     assert listener.messages > before + 10, "paths of 200 kB are several messages"
-    assert listener.orders["plan:files"].length(0) == 1, "the rest is not there, which does not hurt the one that is"
+    assert listener.orders_by_name["plan:files"].length(0) == 1, "the rest is not there, which does not hurt the one that is"
     assert hints.declare(root / "d/f", [(0, 1 << 40)], name="one range") == 1
-    assert listener.orders["plan:one-range"].length(0) == 4096
+    assert listener.orders_by_name["plan:one-range"].length(0) == 4096
 
 
 def test_it_tells_ahead_of_what_it_yields_and_no_further(root: Path, listener: Listener) -> None:
@@ -196,7 +204,7 @@ def test_epochs_follow_one_another_in_one_plan(root: Path, listener: Listener) -
         said += shuffled(300, epoch)
     assert sampler.epoch == 2
     assert listener.indices(4096) == said
-    assert list(listener.orders) == ["plan:train"]
+    assert list(listener.orders_by_name) == ["plan:train"]
 
 
 def test_a_broken_off_epoch_is_taken_back(root: Path, listener: Listener) -> None:
@@ -204,7 +212,7 @@ def test_a_broken_off_epoch_is_taken_back(root: Path, listener: Listener) -> Non
     for number, _ in enumerate(announced):
         if number == 10:
             break
-    assert listener.orders == {}
+    assert listener.orders_by_name == {}
     assert list(announced) == shuffled(300, 0)
     assert listener.indices(4096) == shuffled(300, 0)
 
@@ -212,7 +220,7 @@ def test_a_broken_off_epoch_is_taken_back(root: Path, listener: Listener) -> Non
 def test_two_loops_at_once_are_two_plans(root: Path, listener: Listener) -> None:
     announced = hints.announce(Epochs(30), hints.records(root / "d/f", 4096), name="train")
     assert list(zip(announced, announced, strict=True)) == list(zip(*2 * [shuffled(30, 0)], strict=True))
-    assert len(listener.orders) == 2
+    assert len(listener.orders_by_name) == 2
 
 
 def test_batches_are_told_by_their_indices(root: Path, listener: Listener) -> None:
@@ -282,6 +290,8 @@ def test_what_finds_no_room_is_told_later(root: Path, listener: Listener, monkey
     order = shuffled(60_000)
     for number, _ in enumerate(hints.announce(order, hints.records(root / "d/f", 4096), name="train")):
         listener.position = max(0, number - 1000)  # the job reads behind what was yielded
+        if not number % 500:
+            next(iter(listener.orders_by_name.values())).forget(0, listener.position - 1000)  # type: ignore[attr-defined]
     assert listener.indices(4096)[-10_000:] == order[-10_000:]
     assert listener.plans.refused_total["no-room-for-plan"] > 0
 
@@ -292,7 +302,7 @@ def test_a_spoke_that_was_started_anew_is_told_what_is_still_ahead(root: Path, l
         if number == 500:
             (plan,) = listener.plans.facts()["active"]
             listener.plans = Plans(listener.tree, listener, lambda: 1.0)
-            listener.orders.clear()
+            listener.orders_by_name.clear()
     said = listener.indices(4096)
     assert len(said) >= 6000 - 500 - 1024
     again = [index for index in said if index in set(order[600:2400])]
@@ -305,7 +315,7 @@ def test_a_forked_process_says_a_plan_of_its_own(root: Path, listener: Listener)
     ours = plan._token
     child = os.fork()
     if not child:
-        fresh = plan.add([(root / "d/f", 0, 1)]) == 1 and plan._token != ours and len(listener.orders) == 2
+        fresh = plan.add([(root / "d/f", 0, 1)]) == 1 and plan._token != ours and len(listener.orders_by_name) == 2
         os._exit(0 if fresh else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     child = os.fork()
@@ -320,7 +330,7 @@ def test_windows_of_a_memmap(root: Path, listener: Listener) -> None:
     assert list(hints.memmap([2, 0], root / "d/f", 2, 1025, stride_items=1024, header_bytes=6)) == [2, 0]
     assert listener.steps() == [(b"d/f", 6 + 2 * 2048, 2050), (b"d/f", 6, 2050)]
     mapped = SimpleNamespace(filename=str(root / "d/g"), offset=128)
-    listener.orders.clear()
+    listener.orders_by_name.clear()
     assert list(hints.memmap([5], mapped, 4, 100)) == [5]
     assert listener.steps() == [(b"d/g", 128 + 5 * 400, 400)]
 

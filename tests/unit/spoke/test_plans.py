@@ -2,15 +2,17 @@
 
 import errno
 import struct
+from typing import Any
 
 import pytest
 from names_support import directory, file, filled, symlink
 
 from common import limits
 from common.entries import Change
-from common.errors import HeadraceError
+from common.errors import HeadraceError, PlanTooLong
 from spoke import hints
 from spoke.namespace.tree import Tree
+from spoke.orders.growing import GrowingOrder
 from spoke.plan_message import Kind, PlanAnswer, encode_short
 from spoke.plans import Plans
 from spoke.prefetch.orders import Order, Reason, Step
@@ -25,16 +27,33 @@ class FakeFollower:
     def __init__(self) -> None:
         self.active: dict[str, Order] = {}
         self.positions: dict[str, int] = {}
+        self.full = False
 
     def add_order(self, order: Order) -> None:
         assert order.name not in self.active
+        if self.full:
+            raise PlanTooLong("32 orders are followed")
         self.active[order.name] = order
 
     def drop_order(self, name: str) -> bool:
         return self.active.pop(name, None) is not None
 
-    def order_position(self, name: str, lane: int) -> int | None:
-        return self.positions.get(name)
+    def read_to(self, name: str, position: int) -> None:
+        """As a follower does: it has the order forget what lies well behind."""
+        self.positions[f"plan:{name}"] = position
+        order = self.active[f"plan:{name}"]
+        assert isinstance(order, GrowingOrder)
+        order.forget(0, position - 1000)
+
+    def order_grew(self, name: str) -> None:
+        assert name in self.active
+
+    def orders(self) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "state": "locked", "used_bytes": 1, "wasted_bytes": 2,
+             "lanes": [{"position": self.positions[name]}] if name in self.positions else []}
+            for name in self.active
+        ]  # fmt: skip
 
     def steps(self, name: str) -> list[tuple[bytes, int, int]]:
         order = self.active[f"plan:{name}"]
@@ -177,10 +196,17 @@ def test_what_was_read_is_forgotten_and_makes_room(
     monkeypatch.setattr(limits, "PLAN_MAX_STEPS", 10_000)
     for start in range(0, 10_000, 2000):
         plans.message(say(*records(2000, start), from_step=start))
-    follower.positions["plan:p"] = 9000
+    assert refused(plans, say(*records(2000, 10_000), from_step=10_000))[0] == errno.ENOSPC
+    follower.read_to("p", 9000)
     answer = plans.message(say(*records(2000, 10_000), from_step=10_000))
     assert answer.waiting_steps == 3000
-    assert follower.active["plan:p"].first(0) == 9000 - limits.PLAN_KEEP_BEHIND_STEPS
+    assert plans.facts()["active"][0]["used_bytes"] == 1
+
+
+def test_what_the_prefetcher_cannot_follow_is_refused(plans: Plans, follower: FakeFollower) -> None:
+    follower.full = True
+    assert refused(plans, say(*records(1))) == (errno.ENOSPC, "32 orders are followed")
+    assert plans.active == 0
 
 
 def test_plans_over_the_limit_push_out_only_idle_ones(

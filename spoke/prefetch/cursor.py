@@ -1,0 +1,160 @@
+"""One place in a lane that is followed: what was fetched ahead of it, how far readers are spread around it, and what was read.
+
+Steps are followed in pieces of at most 128 KiB, so that a long one is fetched and used up bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from enum import IntEnum
+
+from common import limits
+from common.blocks import EXTENT_BYTES
+from spoke.prefetch.window import Window
+
+PIECE_BYTES = 128 * 1024
+PIECE_SHIFT = PIECE_BYTES.bit_length() - 1
+_CHUNK_SHIFT = 12
+_CHUNK = 1 << _CHUNK_SHIFT
+_SPREAD_FADE = 1 / 1024
+
+
+class State(IntEnum):
+    """Of a piece: ``SHADOW`` was predicted and not fetched, ``EXPIRED`` is written off as wasted, until it is read after all."""
+
+    ASKED = 0
+    SHADOW = 1
+    READ = 2
+    EXPIRED = 3
+    EXPIRED_SHADOW = 4
+
+
+class Run:
+    """Bytes of a file that an order reads one after another, up to ``end_bytes`` as far as planned."""
+
+    __slots__ = ("end_bytes", "file")
+
+    def __init__(self, file: int, end_bytes: int) -> None:
+        self.file = file
+        self.end_bytes = end_bytes
+
+
+class Item:
+    """A piece of a step, ``start_bytes`` to ``end_bytes``; of these, ``cost_bytes`` are fetched for it (whole blocks)."""
+
+    __slots__ = ("cost_bytes", "cursor", "end_bytes", "file", "position", "run", "start_bytes", "state")
+
+    def __init__(
+        self, cursor: Cursor, position: int, file: int, start_bytes: int, end_bytes: int, cost_bytes: int, run: Run,
+        state: State,
+    ) -> None:  # fmt: skip
+        self.cursor = cursor
+        self.position = position
+        self.file = file
+        self.start_bytes = start_bytes
+        self.end_bytes = end_bytes
+        self.cost_bytes = cost_bytes
+        self.run = run
+        self.state = state
+
+    @property
+    def first_page_bytes(self) -> int:
+        return self.start_bytes & ~4095
+
+
+class Cursor:
+    """``front``: the furthest position read. ``spread``: how far behind it, or ahead of it at once, others read."""
+
+    __slots__ = ("ahead_bytes", "average_bytes", "front", "items", "lane", "matched_reads", "next_offset_bytes",
+                 "next_position", "run", "seen_at_read", "spread", "trail", "window")  # fmt: skip
+
+    def __init__(self, now_s: float, lane: int, front: int, window_bytes: int) -> None:
+        self.lane = lane
+        self.front = front
+        self.next_position = front + 1
+        self.next_offset_bytes = 0
+        self.spread = 0.0
+        self.window = Window(now_s)
+        self.window.window_bytes = window_bytes
+        self.items: deque[Item] = deque()
+        """Predicted, and not yet fallen behind."""
+        self.trail: deque[Item] = deque()
+        """Fallen behind; kept for who comes late."""
+        self.ahead_bytes = 0
+        self.average_bytes = float(PIECE_BYTES)
+        self.matched_reads = 0
+        self.seen_at_read = 0
+        self.run = Run(-1, 0)
+
+    @property
+    def allowed_bytes(self) -> int:
+        """What may be ahead: the window, and what readers far apart have before them meanwhile."""
+        window_bytes = self.window.window_bytes
+        return window_bytes + min(window_bytes, int(self.spread * self.average_bytes))
+
+    @property
+    def is_hungry(self) -> bool:
+        allowed_bytes = self.allowed_bytes
+        room_bytes = allowed_bytes - self.ahead_bytes
+        if len(self.items) >= limits.ORDER_AHEAD_MAX_STEPS:
+            return False
+        return room_bytes > 0 and room_bytes >= min(EXTENT_BYTES, allowed_bytes // 8)
+
+    def moved_to(self, position: int) -> None:
+        """A step was read."""
+        distance = abs(position - self.front)
+        self.spread -= self.spread * _SPREAD_FADE
+        if distance > 1:
+            self.spread = max(self.spread, min(distance, limits.ORDER_SPREAD_MAX_STEPS))
+        self.front = max(self.front, position)
+
+    @property
+    def slack(self) -> int:
+        return max(limits.ORDER_TRAIL_MIN_STEPS, int(2 * self.spread))
+
+
+class Marks:
+    """Which positions of the lanes were predicted or read lately: one byte each, in chunks, a bounded number of them."""
+
+    def __init__(self) -> None:
+        self._chunks: OrderedDict[tuple[int, int], bytearray] = OrderedDict()
+
+    def set(self, lane: int, position: int, *, read: bool) -> None:
+        self._chunk(lane, position >> _CHUNK_SHIFT)[position & _CHUNK - 1] = 2 if read else 1
+
+    def clear(self, lane: int, position: int) -> None:
+        self._chunk(lane, position >> _CHUNK_SHIFT)[position & _CHUNK - 1] = 0
+
+    def is_read(self, lane: int, position: int) -> bool:
+        chunk = self._chunks.get((lane, position >> _CHUNK_SHIFT))
+        return chunk is not None and chunk[position & _CHUNK - 1] == 2
+
+    def next_free(self, lane: int, position: int) -> int:
+        """The first position from this one on that is neither predicted nor read."""
+        while True:
+            chunk = self._chunks.get((lane, position >> _CHUNK_SHIFT))
+            if chunk is None:
+                return position
+            at = chunk.find(0, position & _CHUNK - 1)
+            if at >= 0:
+                return (position & ~(_CHUNK - 1)) + at
+            position = (position | _CHUNK - 1) + 1
+
+    def clear_from(self, lane: int, position: int) -> None:
+        """The lane is read again from here on."""
+        number = position >> _CHUNK_SHIFT
+        for key in [key for key in self._chunks if key[0] == lane and key[1] > number]:
+            del self._chunks[key]
+        chunk = self._chunks.get((lane, number))
+        if chunk is not None:
+            at = position & _CHUNK - 1
+            chunk[at:] = bytes(_CHUNK - at)
+
+    def _chunk(self, lane: int, number: int) -> bytearray:
+        key = lane, number
+        chunk = self._chunks.get(key)
+        if chunk is None:
+            chunk = self._chunks[key] = bytearray(_CHUNK)
+            if len(self._chunks) > limits.ORDER_MARK_CHUNKS_MAX:
+                self._chunks.popitem(last=False)
+        return chunk

@@ -1,0 +1,562 @@
+"""Follows one order: finds its readers' places by what they read, fetches ahead of them, and knows what is used next. Pure.
+
+A place is a cursor: it walks ahead of what was read there and predicts the READs the kernel will send. Workers of a lane
+read displaced from one another; those close together share a cursor, those far apart have their own, and all of a lane
+share the marks of what is predicted or read, so that nothing is predicted twice. READs that fit no prediction are looked up
+in the order; enough of them close together make a new cursor: that is how a job is found at its start, after a resume, and
+after a jump. What was predicted and not read counts against the order, which then goes on without fetching.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from common import limits
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
+from spoke.prefetch.chains import FileFacts
+from spoke.prefetch.cursor import PIECE_BYTES, PIECE_SHIFT, Cursor, Item, Marks, Run, State
+from spoke.prefetch.gate import Gate
+from spoke.prefetch.lockon import Candidate, Found, Votes
+from spoke.prefetch.orders import Order, Reason
+
+NEVER = 1 << 40
+"""Steps until the next use of what an order will not use again."""
+
+FAULT_BYTES = 128 * 1024
+"""A random page fault arrives as a READ of so many bytes, the page wanted in its middle."""
+
+_HALF = FAULT_BYTES // 2
+_PAGE = 4096
+_ITEM_MAX_BYTES = PIECE_BYTES + 2 * FAULT_BYTES
+_FILE_SHIFT = 40
+_SHARE_FADE = 1 / 64
+_TOGETHER_STEPS = 32
+_USED_ALREADY_MAX = 8
+_TRUSTED_SHARE = 0.5
+_LANES_STARTED_MAX = 8
+_VAIN_EVERY = 8
+_SHAPE_MAX = 8
+_ORDER_SHAPE_MAX = 64
+_TOTAL_EVERY = 64
+_FORGET_EVERY = 1024
+_QUIET_MAX_BYTES = 4 * EXTENT_BYTES
+_WRAP_SHARE = 4
+
+
+class Ahead(NamedTuple):
+    """Blocks of a file to fetch."""
+
+    file: FileFacts
+    blocks: BlockRange
+
+
+class Follower:
+    """``latency_s`` and ``cap_bytes`` come in with each read: from asking to having, and how far one place may run ahead."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.gate = Gate()
+        self.used_bytes = 0
+        self.wasted_bytes = 0
+        self.matched_reads = 0
+        self.share = 0.0
+        """Of the last reads of the order's files, those it had foretold or could place."""
+        self._paused_until_s = 0.0
+        self._cursors: list[Cursor] = []
+        self._hungry: OrderedDict[int, Cursor] = OrderedDict()
+        self._by_place: dict[int, list[Item]] = {}
+        self._marks = Marks()
+        self._votes = Votes()
+        self._reads = 0
+        self._vain = 0
+        self._total_steps = 0
+        self._fault_votes = 0
+        self._fault_by_file: dict[int, int] = {}
+        self._files: dict[int, FileFacts] = {}
+        self._numbers: dict[bytes, int | None] = {}
+        self._ended_lanes: set[int] = set()
+
+    # --- events ------------------------------------------------------------------------------------------
+
+    def start(self, now_s: float) -> None:
+        """A declared plan may be fetched from its beginning before anybody reads; lanes of other nodes are not guessed at."""
+        if self.order.reason is Reason.PLAN and self.order.lane_count <= _LANES_STARTED_MAX:
+            for lane in range(self.order.lane_count):
+                if not any(cursor.lane == lane for cursor in self._cursors):
+                    window_bytes = limits.PREFETCH_START_BYTES // max(1, self.order.lane_count)
+                    self._add(Cursor(now_s, lane, self.order.first(lane) - 1, window_bytes))
+
+    def grew(self, now_s: float) -> None:
+        """The order got longer."""
+        self._total_steps = 0
+        self.start(now_s)
+        for cursor in self._cursors:
+            self._ended_lanes.discard(cursor.lane)
+            self._feed(cursor)
+
+    def failed(self, now_s: float, version: bytes) -> None:
+        """A fetch failed: the order waits a moment, if it was for one of its files."""
+        if self._numbers.get(version) is not None:
+            self._paused_until_s = now_s + limits.PREFETCH_FAILURE_PAUSE_S
+
+    def read(
+        self,
+        now_s: float,
+        version: bytes,
+        start_bytes: int,
+        length_bytes: int,
+        *,
+        late: bool,
+        latency_s: float,
+        cap_bytes: int,
+    ) -> int | None:
+        """Learn from a READ. None: the order does not explain it. Else the offset up to which further reads change nothing."""
+        file = self.number_of(version)
+        if file is None or length_bytes <= 0:
+            return None
+        self._reads += 1
+        end_bytes = start_bytes + length_bytes
+        seed = self._match(file, start_bytes, end_bytes)
+        self.share += ((seed is not None) - self.share) * _SHARE_FADE
+        if seed is None:
+            found = self._look_up(file, start_bytes, length_bytes)
+            if found is not None:
+                self._lock(now_s, found, file)
+            if not self._reads % _VAIN_EVERY:
+                self._drop_idle()
+            return None if found is None else 0
+        cursor = seed.cursor
+        cursor.seen_at_read = self._reads
+        cursor.matched_reads += 1
+        self.matched_reads += 1
+        cursor.window.read(
+            now_s,
+            length_bytes,
+            cursor.matched_reads * EXTENT_BYTES,
+            late=late,
+            latency_s=latency_s,
+            cap_bytes=cap_bytes,
+        )
+        self._leave_behind(cursor)
+        self._feed(cursor)
+        if cursor.lane in self._ended_lanes and self.order.reason is Reason.LEARNED:
+            self._wrap(now_s, cursor)
+        if not self.matched_reads % _FORGET_EVERY and self.order.reason is Reason.PLAN:
+            self._forget(cursor.lane)
+        if late or cursor.lane in self._ended_lanes or id(cursor) in self._hungry:
+            return 0
+        return min(seed.run.end_bytes, end_bytes + min(_QUIET_MAX_BYTES, cursor.allowed_bytes // 8))
+
+    @property
+    def has_plans(self) -> bool:
+        return bool(self._hungry)
+
+    def plan(self, now_s: float, budget_bytes: int) -> Iterator[Ahead]:
+        """What to fetch, round the cursors about an extent at a time, and never more than the budget."""
+        if now_s < self._paused_until_s:
+            return
+        while self._hungry and budget_bytes >= _ITEM_MAX_BYTES:
+            key, cursor = self._hungry.popitem(last=False)
+            given_bytes = 0
+            pending: tuple[int, int, int] | None = None
+            while given_bytes < EXTENT_BYTES and budget_bytes >= _ITEM_MAX_BYTES:
+                item = self._predict(cursor)
+                if item is None:
+                    break
+                given_bytes += item.cost_bytes
+                if item.state is State.SHADOW:
+                    continue
+                budget_bytes -= item.cost_bytes
+                first, end = self._range(item)
+                if pending is not None and pending[0] == item.file and pending[1] <= first <= pending[2]:
+                    pending = (item.file, pending[1], max(pending[2], end))
+                    continue
+                if pending is not None:
+                    yield self._ahead(*pending)
+                pending = (item.file, first, end)
+            if pending is not None:
+                yield self._ahead(*pending)
+            if given_bytes and cursor.ahead_bytes < cursor.allowed_bytes:
+                self._hungry[key] = cursor
+
+    # --- what it knows -----------------------------------------------------------------------------------
+
+    def covers(self, version: bytes) -> bool:
+        """The order explains what is read of this file: nobody need guess."""
+        return (self.share >= _TRUSTED_SHARE and self.gate.is_open and bool(self._cursors)) and self.number_of(
+            version
+        ) is not None
+
+    @property
+    def active_count(self) -> int:
+        return len(self._cursors)
+
+    def next_use(self, version: bytes, extent_index: int) -> int | None:
+        """Steps until the extent is used, over all places followed; NEVER if not again; None: this order says nothing about it."""
+        cursors = [cursor for cursor in self._cursors if cursor.matched_reads or self.order.reason is Reason.PLAN]
+        file = self.number_of(version) if cursors else None
+        if file is None:
+            return None
+        around_bytes = _HALF if self._faults(file) else 0
+        start_bytes = max(0, extent_index * EXTENT_BYTES - around_bytes)
+        end_bytes = (extent_index + 1) * EXTENT_BYTES + around_bytes
+        best = NEVER
+        for lane in {cursor.lane for cursor in cursors}:
+            best = min(best, self._next_in_lane(cursors, lane, file, start_bytes, end_bytes))
+        return best
+
+    def facts(self) -> Mapping[str, Any]:
+        """For ``status``; sizes in bytes, positions and lengths in steps."""
+        lanes: dict[int, int] = {}
+        for cursor in self._cursors:
+            lanes[cursor.lane] = max(lanes.get(cursor.lane, 0), cursor.front + 1)
+        return {
+            "name": self.order.name,
+            "reason": self.order.reason.value,
+            "state": self.state,
+            "lane_count": self.order.lane_count,
+            "lanes": [
+                {"lane": lane, "position": position, "length": self.order.length(lane)}
+                for lane, position in sorted(lanes.items())
+            ],
+            "places": len(self._cursors),
+            "matched_reads": self.matched_reads,
+            "used_bytes": self.used_bytes,
+            "wasted_bytes": self.wasted_bytes,
+        }
+
+    @property
+    def state(self) -> str:
+        if not self.gate.is_open:
+            return "distrusted"
+        locked = [cursor for cursor in self._cursors if cursor.matched_reads]
+        if not locked:
+            return "waiting"
+        over = all(cursor.front + 1 >= self.order.length(cursor.lane) for cursor in locked)
+        return "done" if over else "locked"
+
+    def number_of(self, version: bytes) -> int | None:
+        """The order's number for a file."""
+        try:
+            return self._numbers[version]
+        except KeyError:
+            self._make_room(self._numbers)
+            number = self._numbers[version] = self.order.file_of(version)
+            return number
+
+    # --- matching ----------------------------------------------------------------------------------------
+
+    def _match(self, file: int, start_bytes: int, end_bytes: int) -> Item | None:
+        """The prediction that a READ fulfils, it and its companions now marked as read; None if there is none."""
+        by_place, base = self._by_place, file << _FILE_SHIFT
+        places = range(
+            start_bytes >> PIECE_SHIFT, min((end_bytes - 1 >> PIECE_SHIFT) + 1, (start_bytes >> PIECE_SHIFT) + 64)
+        )
+        hits: list[Item] = []
+        for place in places:
+            for item in by_place.get(base | place, ()):
+                if item.start_bytes & ~4095 < end_bytes and item.end_bytes > start_bytes:
+                    hits.append(item)
+        if not hits:
+            return None
+        length_bytes = end_bytes - start_bytes
+        anchor_bytes = start_bytes + _HALF if length_bytes == FAULT_BYTES else -1
+        seed: Item | None = None
+        best = (2, NEVER)
+        for item in hits:
+            page_bytes = item.start_bytes & ~4095
+            exact = start_bytes <= page_bytes < start_bytes + _PAGE
+            anchored = exact or page_bytes <= anchor_bytes < item.end_bytes
+            distance = abs(item.position - item.cursor.front - 1)
+            if item.state is State.READ:
+                distance += NEVER
+            rank = (0 if anchored else 1, distance)
+            if rank < best:
+                seed, best = item, rank
+        assert seed is not None
+        faults = self._faults(file)
+        if best[0] and faults and length_bytes == FAULT_BYTES:
+            self._cover(hits, start_bytes, end_bytes, None)
+            return None  # somebody else's fault that touches a prediction by chance
+        if not best[0]:
+            page_bytes = seed.start_bytes & ~4095
+            if page_bytes == anchor_bytes:
+                self._learn_shape(file, 1)
+            elif page_bytes == start_bytes and (start_bytes or length_bytes != FAULT_BYTES):
+                self._learn_shape(file, -1)
+        if seed.state is not State.READ:
+            self._consume(seed)
+            seed.cursor.moved_to(seed.position)
+        self._cover(hits, start_bytes, end_bytes, None if faults else seed)
+        return seed
+
+    def _cover(self, hits: list[Item], start_bytes: int, end_bytes: int, seed: Item | None) -> None:
+        """Predictions that a READ fulfilled as well: the neighbours of ``seed``, and those whose bytes it holds."""
+        for item in hits:
+            if item.state is State.READ:
+                continue
+            if (
+                seed is not None
+                and item.cursor is seed.cursor
+                and abs(item.position - seed.position) <= _TOGETHER_STEPS
+            ):
+                self._consume(item)
+                item.cursor.moved_to(item.position)
+            elif item.start_bytes >= start_bytes and item.end_bytes <= end_bytes:
+                self._consume(item)
+
+    def _consume(self, item: Item) -> None:
+        cost_bytes = item.cost_bytes
+        if item.state is State.ASKED:
+            item.cursor.ahead_bytes -= cost_bytes
+            self.used_bytes += cost_bytes
+            self.gate.used(cost_bytes)
+        elif item.state is State.SHADOW:
+            item.cursor.ahead_bytes -= cost_bytes
+            self.gate.used(cost_bytes)
+        elif item.state is State.EXPIRED:
+            self.used_bytes += cost_bytes
+            self.wasted_bytes -= cost_bytes
+            self.gate.refunded(cost_bytes)
+        else:
+            self.gate.refunded(cost_bytes)
+        item.state = State.READ
+        self._marks.set(item.cursor.lane, item.position, read=True)
+
+    def _leave_behind(self, cursor: Cursor) -> None:
+        """What lies further behind than readers are spread was not read; a while later it is forgotten."""
+        expired_before = cursor.front - cursor.slack
+        items, trail = cursor.items, cursor.trail
+        while items and items[0].position < expired_before:
+            item = items.popleft()
+            self._expire(item)
+            trail.append(item)
+        forgotten_before = cursor.front - 4 * cursor.slack
+        while trail and trail[0].position < forgotten_before:
+            self._unlist(trail.popleft())
+
+    def _expire(self, item: Item) -> None:
+        if item.state is State.ASKED:
+            item.cursor.ahead_bytes -= item.cost_bytes
+            self.wasted_bytes += item.cost_bytes
+            self.gate.wasted(item.cost_bytes)
+            item.state = State.EXPIRED
+        elif item.state is State.SHADOW:
+            item.cursor.ahead_bytes -= item.cost_bytes
+            self.gate.wasted(item.cost_bytes)
+            item.state = State.EXPIRED_SHADOW
+
+    # --- finding places ----------------------------------------------------------------------------------
+
+    def _look_up(self, file: int, start_bytes: int, length_bytes: int) -> Found | None:
+        if self._vain > limits.ORDER_LOOKUPS_IN_VAIN and self._reads % _VAIN_EVERY:
+            return None
+        self._vain += 1
+        order, most = self.order, limits.ORDER_CANDIDATES_MAX
+        candidates = [
+            Candidate(lane, position, fault=False)
+            for lane, position in order.find(file, start_bytes, start_bytes + _PAGE, most)
+        ]
+        if length_bytes == FAULT_BYTES and start_bytes % FAULT_BYTES:
+            anchor_bytes = start_bytes + _HALF
+            known = {(lane, position) for lane, position, _ in candidates}
+            candidates += [
+                Candidate(lane, position, fault=True)
+                for lane, position in order.find(file, anchor_bytes, anchor_bytes + _PAGE, most)
+                if (lane, position) not in known
+            ]
+        if not candidates:
+            return None
+        candidates.sort()
+        if not self._total_steps or not self._vain % _TOTAL_EVERY:
+            self._total_steps = sum(order.length(lane) - order.first(lane) for lane in range(order.lane_count))
+        return self._votes.add(candidates, self._total_steps)
+
+    def _lock(self, now_s: float, found: Found, file: int) -> None:
+        """Somebody reads at these positions of a lane."""
+        self._vain = 0
+        lane, positions = found.lane, found.positions
+        self._learn_shape(file, 2 if found.fault else -2)
+        marks = self._marks
+        if 2 * sum(marks.is_read(lane, position) for position in positions) > len(positions):
+            self._give_up_lane(lane)
+            marks.clear_from(lane, positions[0])
+        for position in positions:
+            marks.set(lane, position, read=True)
+        window_bytes = min(len(positions) * 8 * EXTENT_BYTES, 2 * limits.PREFETCH_START_BYTES)
+        cursor = Cursor(now_s, lane, positions[-1], window_bytes)
+        cursor.next_position = positions[0] + 1
+        cursor.spread = positions[-1] - positions[0]
+        cursor.matched_reads = len(positions)
+        self.matched_reads += len(positions)
+        self._add(cursor)
+
+    def _add(self, cursor: Cursor) -> None:
+        cursor.seen_at_read = self._reads
+        self._ended_lanes.discard(cursor.lane)
+        self._cursors.append(cursor)
+        if len(self._cursors) > limits.ORDER_CURSORS_MAX:
+            self._give_up(min(self._cursors, key=lambda known: known.seen_at_read))
+        self._feed(cursor)
+
+    def _drop_idle(self) -> None:
+        """Give up places that nobody has been at for many reads of the order's files; a pause in reading ages nothing."""
+        patience = limits.ORDER_IDLE_READS + 64 * len(self._cursors)
+        for cursor in [cursor for cursor in self._cursors if self._reads - cursor.seen_at_read > patience]:
+            self._give_up(cursor)
+
+    def _give_up_lane(self, lane: int) -> None:
+        for cursor in [cursor for cursor in self._cursors if cursor.lane == lane]:
+            self._give_up(cursor)
+
+    def _give_up(self, cursor: Cursor) -> None:
+        self._cursors.remove(cursor)
+        self._hungry.pop(id(cursor), None)
+        for item in cursor.items:
+            if item.state is not State.READ:
+                self._expire(item)
+                self._marks.clear(cursor.lane, item.position)
+            self._unlist(item)
+        for item in cursor.trail:
+            self._unlist(item)
+
+    def _forget(self, lane: int) -> None:
+        """A plan's steps far behind all that read it take room for others."""
+        behind = min(cursor.front - 4 * cursor.slack for cursor in self._cursors if cursor.lane == lane)
+        self.order.forget(lane, behind)
+
+    # --- predicting --------------------------------------------------------------------------------------
+
+    def _feed(self, cursor: Cursor) -> None:
+        if cursor.lane not in self._ended_lanes and cursor.is_hungry:
+            self._hungry[id(cursor)] = cursor
+
+    def _predict(self, cursor: Cursor) -> Item | None:
+        """The next piece ahead of a cursor, listed as predicted; None at the end, or when enough is ahead."""
+        if cursor.ahead_bytes >= cursor.allowed_bytes or len(cursor.items) >= limits.ORDER_AHEAD_MAX_STEPS:
+            return None
+        order, lane = self.order, cursor.lane
+        if not cursor.next_offset_bytes:
+            cursor.next_position = self._marks.next_free(lane, max(cursor.next_position, order.first(lane)))
+        position = cursor.next_position
+        if position >= order.length(lane):
+            self._ended_lanes.add(lane)
+            return None
+        step = order.step(lane, position)
+        start_bytes = step.offset_bytes + cursor.next_offset_bytes
+        step_end_bytes = step.offset_bytes + step.length_bytes
+        end_bytes = min(step_end_bytes, (start_bytes // PIECE_BYTES + 1) * PIECE_BYTES)
+        if step_end_bytes - start_bytes <= PIECE_BYTES:
+            end_bytes = step_end_bytes
+        self._marks.set(lane, position, read=False)
+        if end_bytes < step_end_bytes:
+            cursor.next_offset_bytes = end_bytes - step.offset_bytes
+        else:
+            cursor.next_position = position + 1
+            cursor.next_offset_bytes = 0
+        run = cursor.run
+        if run.file == step.file and start_bytes & ~4095 <= run.end_bytes <= end_bytes:
+            run.end_bytes = end_bytes
+        else:
+            run = cursor.run = Run(step.file, end_bytes)
+        state = State.ASKED if self.gate.is_open else State.SHADOW
+        item = Item(cursor, position, step.file, start_bytes, end_bytes, 0, run, state)
+        first, end = self._range(item)
+        item.cost_bytes = (end - first) * BLOCK_BYTES
+        cursor.average_bytes += (item.cost_bytes - cursor.average_bytes) / 32
+        cursor.ahead_bytes += item.cost_bytes
+        cursor.items.append(item)
+        for key in self._places(item):
+            self._by_place.setdefault(key, []).append(item)
+        return item
+
+    def _wrap(self, now_s: float, cursor: Cursor) -> None:
+        """What was learned comes again: when most of a lane is read, its beginning follows its end."""
+        lane, order = cursor.lane, self.order
+        first, length = order.first(lane), order.length(lane)
+        if (length - cursor.front) * _WRAP_SHARE > length - first:
+            return
+        if any(other.lane == lane and not other.matched_reads for other in self._cursors):
+            return
+        self._marks.clear_from(lane, first)
+        self._add(Cursor(now_s, lane, first - 1, limits.PREFETCH_START_BYTES))
+
+    def _range(self, item: Item) -> tuple[int, int]:
+        """Blocks of the READ that the kernel will send: (first, end)."""
+        size_bytes = self._facts_of(item.file).size_bytes
+        page_bytes = item.start_bytes & ~4095
+        if self._faults(item.file):
+            last_bytes = item.end_bytes - 1
+            end_bytes = page_bytes + _HALF * (1 + (last_bytes - page_bytes) // _HALF)
+            page_bytes = max(0, page_bytes - _HALF)
+            end_bytes = max(end_bytes, page_bytes + FAULT_BYTES)
+        else:
+            end_bytes = item.end_bytes
+        end_bytes = min(end_bytes, size_bytes)
+        return page_bytes // BLOCK_BYTES, -(-end_bytes // BLOCK_BYTES)
+
+    def _ahead(self, file: int, first_block: int, end_block: int) -> Ahead:
+        return Ahead(self._facts_of(file), BlockRange(first_block, end_block - first_block))
+
+    def _places(self, item: Item) -> tuple[int, ...]:
+        base = item.file << _FILE_SHIFT
+        first, last = item.start_bytes >> PIECE_SHIFT, item.end_bytes - 1 >> PIECE_SHIFT
+        return (base | first,) if first == last else (base | first, base | last)
+
+    def _unlist(self, item: Item) -> None:
+        for key in self._places(item):
+            found = self._by_place.get(key)
+            if found is not None and item in found:
+                found.remove(item)
+                if not found:
+                    del self._by_place[key]
+
+    # --- the shape of READs, and what is kept at hand ------------------------------------------------------
+
+    def _learn_shape(self, file: int, vote: int) -> None:
+        """``vote`` above 0: the file is read by page faults; below: by exact reads."""
+        self._make_room(self._fault_by_file)
+        votes = self._fault_by_file.get(file, 0) + vote
+        self._fault_by_file[file] = max(-_SHAPE_MAX, min(_SHAPE_MAX, votes))
+        self._fault_votes = max(-_ORDER_SHAPE_MAX, min(_ORDER_SHAPE_MAX, self._fault_votes + vote))
+
+    def _faults(self, file: int) -> bool:
+        return (self._fault_by_file.get(file, 0) or self._fault_votes) > 0
+
+    def _facts_of(self, file: int) -> FileFacts:
+        facts = self._files.get(file)
+        if facts is None:
+            self._make_room(self._files)
+            self._make_room(self._numbers)
+            facts = self._files[file] = self.order.files[file]
+            self._numbers[facts.version] = file
+        return facts
+
+    def _next_in_lane(self, cursors: Sequence[Cursor], lane: int, file: int, start_bytes: int, end_bytes: int) -> int:
+        """Steps from the nearest place before it to the next use in a lane that was not read yet."""
+        order, marks = self.order, self._marks
+        fronts = sorted(cursor.front for cursor in cursors if cursor.lane == lane)
+        position = max(
+            order.first(lane), min(int(cursor.front - cursor.spread) for cursor in cursors if cursor.lane == lane)
+        )
+        for _ in range(_USED_ALREADY_MAX):
+            found = order.next_position(lane, file, start_bytes, end_bytes, position)
+            if found is None:
+                if order.reason is not Reason.LEARNED:
+                    return NEVER
+                found = order.next_position(lane, file, start_bytes, end_bytes, order.first(lane))
+                left = order.length(lane) - fronts[0]
+                return NEVER if found is None else left + found - order.first(lane)
+            position = found
+            if not marks.is_read(lane, found):
+                break
+            position += 1
+        before = [front for front in fronts if front < position]
+        return max(0, position - (before[-1] if before else fronts[0]))
+
+    @staticmethod
+    def _make_room(known: dict[Any, Any]) -> None:
+        if len(known) >= limits.ORDER_FILES_KNOWN_MAX:
+            known.clear()

@@ -1,0 +1,116 @@
+"""The orders that are followed, together: which of them explains a read, whose turn it is to fetch, what is used next. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from common import limits
+from common.blocks import BLOCK_BYTES
+from common.errors import OrderError, PlanTooLong
+from spoke.prefetch.follower import NEVER, Follower
+from spoke.prefetch.orders import Order
+from spoke.prefetch.scorecard import Ledger
+from spoke.prefetch.source import Fetch, ReadSeen
+from spoke.prefetch.window import Latency
+
+_ORDERS_STREAM_ID = 0
+
+
+class Following:
+    """A :class:`~spoke.prefetch.source.Source`. ``stream_max_bytes``: how far one place in an order may run ahead."""
+
+    def __init__(self, ledger: Ledger, latency: Latency, *, stream_max_bytes: int) -> None:
+        self._ledger = ledger
+        self._latency = latency
+        self._stream_max_bytes = stream_max_bytes
+        self._followers: OrderedDict[str, Follower] = OrderedDict()
+
+    def add(self, now_s: float, order: Order) -> None:
+        if order.name in self._followers:
+            raise OrderError(
+                f"an order named {order.name!r} is followed already: drop it first, or name this one otherwise"
+            )
+        if len(self._followers) >= limits.ORDERS_MAX_ACTIVE:
+            raise PlanTooLong(f"{len(self._followers)} orders are followed, which is the limit: drop one first")
+        follower = self._followers[order.name] = Follower(order)
+        follower.start(now_s)
+
+    def grew(self, now_s: float, name: str) -> None:
+        follower = self._followers.get(name)
+        if follower is not None:
+            follower.grew(now_s)
+
+    def drop(self, name: str) -> bool:
+        return self._followers.pop(name, None) is not None
+
+    def facts(self) -> list[Mapping[str, Any]]:
+        return [follower.facts() for follower in self._followers.values()]
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._followers)
+
+    @property
+    def has_plans(self) -> bool:
+        return any(follower.has_plans for follower in self._followers.values())
+
+    @property
+    def active_count(self) -> int:
+        return sum(follower.active_count for follower in self._followers.values())
+
+    def failed(self, now_s: float, version: bytes) -> None:
+        for follower in self._followers.values():
+            follower.failed(now_s, version)
+
+    def read(self, now_s: float, seen: ReadSeen, *, other_streams: int) -> int | None:
+        """None: no order explains it. Else the offset up to which further reads change nothing (or 0)."""
+        share_bytes = limits.PREFETCH_WINDOWS_MAX_BYTES // (self.active_count + other_streams + 1)
+        cap_bytes = max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes))
+        explained: int | None = None
+        for follower in self._followers.values():
+            found = follower.read(
+                now_s,
+                seen.version,
+                seen.offset_bytes,
+                seen.length_bytes,
+                late=seen.result != "hit",
+                latency_s=self._latency.latency_s,
+                cap_bytes=cap_bytes,
+            )
+            if found is not None:
+                explained = found if explained is None else min(explained, found)
+        return explained
+
+    def covers(self, version: bytes) -> bool:
+        """What is read of this file is known; nobody need guess."""
+        return any(follower.covers(version) for follower in self._followers.values())
+
+    def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
+        """Each order gets an equal part of the budget; what one leaves goes to the next."""
+        fetches: list[Fetch] = []
+        hungry = [follower for follower in self._followers.values() if follower.has_plans]
+        for number, follower in enumerate(hungry):
+            share_bytes = budget_bytes // (len(hungry) - number)
+            reason = follower.order.reason
+            for ahead in follower.plan(now_s, share_bytes):
+                version, size_bytes = ahead.file.version, ahead.file.size_bytes
+                for fresh in self._ledger.plan(now_s, version, ahead.blocks, reason):
+                    fetches.append(Fetch(version, fresh, _ORDERS_STREAM_ID, reason, size_bytes))
+                    budget_bytes -= fresh.block_count * BLOCK_BYTES
+        if hungry:
+            self._followers.move_to_end(hungry[0].order.name)
+        return fetches
+
+    def next_use(self, version: bytes, extent_index: int) -> int | None:
+        """The soonest over all orders; None: none says anything about it."""
+        known = [
+            steps
+            for follower in self._followers.values()
+            if (steps := follower.next_use(version, extent_index)) is not None
+        ]
+        return min(known, default=None)
+
+
+__all__ = ["NEVER", "Following"]

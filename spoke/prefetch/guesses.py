@@ -1,0 +1,349 @@
+"""Guesses what is read next: sequential streams within a file, small files taken whole, files in directory order. Pure.
+
+A stream gets a window that grows while its reads are late. What goes unread is charged to the source that guessed it, and who
+wastes too much must show longer runs first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from common import limits
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange, count_blocks
+from spoke.prefetch.chains import Chain, Chains, FileFacts, NextFile
+from spoke.prefetch.gate import Trust
+from spoke.prefetch.scorecard import Ledger, Reason
+from spoke.prefetch.source import Fetch, ReadSeen
+from spoke.prefetch.streams import Join, Run, RunTable
+from spoke.prefetch.window import Latency, Window
+
+_WHOLE_EXTENTS_FROM_BYTES = EXTENT_BYTES * 3 // 2
+_REASONS = (Reason.SEQUENTIAL, Reason.SMALL_FILE, Reason.NEXT_FILE)
+
+
+class _File:
+    """What is known of one version: its runs and whether they pay.
+
+    ``whole``: the plan of one that is fetched as a whole. ``following``: beginnings of the files after it, anticipated.
+    """
+
+    __slots__ = ("block_count", "chain", "facts", "following", "paused_until_s", "runs", "trust", "whole",
+                 "whole_reason")  # fmt: skip
+
+    def __init__(self, facts: FileFacts) -> None:
+        self.facts = facts
+        self.block_count = count_blocks(facts.size_bytes)
+        self.runs = RunTable(self.block_count)
+        self.trust = Trust()
+        self.paused_until_s = 0.0
+        self.chain: Chain | None = None
+        self.whole: Run | None = None
+        self.whole_reason = Reason.SMALL_FILE
+        self.following: list[_Job] = []
+
+
+class _Job(NamedTuple):
+    """Room to fill: a file's blocks up to the end its stream's window allows."""
+
+    file: _File
+    run: Run
+    reason: Reason
+
+
+def _window_end(file: _File, next_block: int, window_bytes: int) -> int:
+    """Where a window ends: with the file, or (unless it is small) with a whole extent, so that none is fetched in pieces."""
+    end_block = next_block + window_bytes // BLOCK_BYTES
+    if end_block >= file.block_count:
+        return file.block_count
+    return end_block - end_block % EXTENT_BLOCKS if window_bytes >= _WHOLE_EXTENTS_FROM_BYTES else end_block
+
+
+def _reason_of(run: Run) -> Reason:
+    """A stream that was anticipated and never read is its directory order's mistake."""
+    return Reason.NEXT_FILE if run.next_block == 0 else Reason.SEQUENTIAL
+
+
+class Guesses:
+    """A :class:`~spoke.prefetch.source.Source`. ``small_file_bytes``, ``stream_max_bytes``: as the planner's."""
+
+    def __init__(
+        self, next_file: NextFile, ledger: Ledger, latency: Latency, *, small_file_bytes: int, stream_max_bytes: int
+    ) -> None:
+        self._small_file_bytes = small_file_bytes
+        self._stream_max_bytes = stream_max_bytes
+        self._chains = Chains(next_file)
+        self._ledger = ledger
+        self._latency = latency
+        self._trusts = {reason: Trust() for reason in _REASONS}
+        self._files: OrderedDict[bytes, _File] = OrderedDict()
+        self._active: OrderedDict[int, Run] = OrderedDict()
+        self._jobs: OrderedDict[int, _Job] = OrderedDict()
+        self._next_id = 1
+
+    @property
+    def has_plans(self) -> bool:
+        return bool(self._jobs)
+
+    @property
+    def active_count(self) -> int:
+        return len(self._active)
+
+    def facts_of(self, version: bytes) -> FileFacts | None:
+        """The file of this version, if it is remembered."""
+        file = self._files.get(version)
+        return file.facts if file is not None else None
+
+    # --- events ------------------------------------------------------------------------------------------
+
+    def closed(self, version: bytes) -> None:
+        """The last handle of a file was closed: what was planned in it and not read counts as wasted, until it is read."""
+        file = self._files.get(version)
+        if file is not None:
+            self._charge_all(file)
+
+    def failed(self, now_s: float, version: bytes) -> None:
+        file = self._files.get(version)
+        if file is not None:
+            file.paused_until_s = now_s + limits.PREFETCH_FAILURE_PAUSE_S
+
+    def read(self, now_s: float, seen: ReadSeen, facts: FileFacts, blocks: BlockRange, *, foretold: bool) -> int:
+        """Learn from a READ of these blocks (not none) of a file. Returns the block up to which further reads change nothing, or 0.
+
+        ``foretold``: an order knows what is read of this file, so only a long run is a stream, and nothing is fetched whole.
+        """
+        late = seen.result != "hit"
+        file = self._file_of(now_s, facts, late=late, foretold=foretold)
+        start_block, end_block = blocks.first_block, blocks.end_block
+        read_bytes = blocks.block_count * BLOCK_BYTES
+        file.trust.read_bytes += read_bytes
+        for trust in self._trusts.values():
+            trust.read_bytes += read_bytes
+        if file.whole is not None:
+            self._read_whole(file, file.whole, missed=seen.result == "miss")
+            return 0
+        run, join = file.runs.observe(start_block, end_block, now_s, self._new_id())
+        if file.runs.dropped:
+            self._settle(file)
+        if run.window is None:
+            trusted = file.trust.earned and self._trusts[Reason.SEQUENTIAL].earned and not foretold
+            if not file.runs.is_stream(run, start_block, end_block, trusted=trusted):
+                return 0
+            file.runs.promote(run, end_block - start_block, Window(now_s))
+            self._settle(file)
+        elif seen.result == "miss" and run.planned_block > run.next_block and join is Join.JOINED:
+            run.planned_block = run.next_block  # what was planned here is gone, or never came
+        if run.charged_blocks:
+            self._refund(file, run, _reason_of(run))
+        quiet_block = self._widen(now_s, file, run, read_bytes if join is not Join.ECHO else 0, late=late)
+        return quiet_block if quiet_block > end_block and run.next_block == end_block else 0
+
+    def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
+        """What to fetch now, round the streams with room an extent at a time."""
+        fetches: list[Fetch] = []
+        paused: list[tuple[int, _Job]] = []
+        jobs = self._jobs
+        while jobs and budget_bytes >= BLOCK_BYTES:
+            stream_id, job = jobs.popitem(last=False)
+            file, run, reason = job
+            if run.window is None:
+                continue
+            if now_s < file.paused_until_s:
+                paused.append((stream_id, job))
+                continue
+            first_block = max(run.planned_block, run.next_block)
+            end_block = _window_end(file, run.next_block, run.window.window_bytes)
+            # On a short path the window stays small for good; what ends the start is that much read in a row.
+            start_blocks = limits.PREFETCH_START_BYTES // BLOCK_BYTES
+            starting = (
+                reason is Reason.SEQUENTIAL
+                and run.evidence_blocks < start_blocks
+                and run.window.window_bytes < limits.PREFETCH_START_BYTES
+            )
+            piece_blocks = limits.PREFETCH_START_PIECE_BLOCKS if starting else EXTENT_BLOCKS
+            cut_block = (first_block // piece_blocks + 1) * piece_blocks
+            stop_block = min(end_block, cut_block)
+            if stop_block <= first_block:
+                continue
+            if (stop_block - first_block) * BLOCK_BYTES > budget_bytes:
+                if fetches:  # the next budget takes it whole
+                    paused.append((stream_id, job))
+                    break
+                stop_block = first_block + budget_bytes // BLOCK_BYTES
+            run.planned_block = stop_block
+            version = file.facts.version
+            blocks = BlockRange(first_block, stop_block - first_block)
+            for fresh in self._ledger.plan(now_s, version, blocks, reason):
+                fetches.append(Fetch(version, fresh, stream_id, reason, file.facts.size_bytes))
+                budget_bytes -= fresh.block_count * BLOCK_BYTES
+            if stop_block < end_block:
+                jobs[stream_id] = job
+            elif stop_block == file.block_count and reason is Reason.SEQUENTIAL:
+                self._reached_end(now_s, file, run)
+        jobs.update(paused)
+        return fetches
+
+    # --- inside ------------------------------------------------------------------------------------------
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def _file_of(self, now_s: float, facts: FileFacts, *, late: bool, foretold: bool) -> _File:
+        file = self._files.get(facts.version)
+        if file is None:
+            file = self._remember(facts)
+        else:
+            self._files.move_to_end(facts.version)
+        if file.chain is None and not foretold:
+            self._begin(now_s, file, late=late)
+        return file
+
+    def _remember(self, facts: FileFacts) -> _File:
+        file = self._files[facts.version] = _File(facts)
+        if len(self._files) > limits.PREFETCH_MAX_FILES:
+            _, forgotten = self._files.popitem(last=False)
+            self._charge_all(forgotten)
+            for run in forgotten.runs.streams():
+                self._drop(run)
+            if forgotten.whole is not None:
+                self._drop(forgotten.whole)
+        return file
+
+    def _begin(self, now_s: float, file: _File, *, late: bool) -> None:
+        """The first read of a file."""
+        chain = file.chain = self._chains.begun(now_s, file.facts.path)
+        self._trusts[Reason.NEXT_FILE].wasted(self._chains.forgotten_bytes)
+        self._chains.forgotten_bytes = 0
+        size_bytes = file.facts.size_bytes
+        if size_bytes > self._small_file_bytes or not self._trusts[Reason.SMALL_FILE].earned:
+            return
+        self._fetch_whole(now_s, file, Reason.SMALL_FILE)
+        chain.read_bytes += size_bytes
+        chain.window.read(now_s, size_bytes, chain.read_bytes, late=late,
+                          latency_s=self._latency.latency_s, cap_bytes=self._stream_max_bytes, eager=False)  # fmt: skip
+        file.following += self._anticipate(now_s, chain, chain.window.window_bytes)
+
+    def _fetch_whole(self, now_s: float, file: _File, reason: Reason) -> None:
+        if file.whole is None:
+            run = file.whole = Run(self._new_id(), 0, 0, now_s)
+            run.window = Window(now_s)
+            run.window.window_bytes = file.block_count * BLOCK_BYTES
+            file.whole_reason = reason
+            self._jobs[run.stream_id] = _Job(file, run, reason)
+
+    def _read_whole(self, file: _File, run: Run, *, missed: bool) -> None:
+        """A read of a file planned as a whole: if all was planned and some is not there, it was evicted: again."""
+        if run.charged_blocks:
+            self._refund(file, run, file.whole_reason)
+        if missed and run.planned_block >= file.block_count:
+            run.planned_block = 0
+            self._jobs[run.stream_id] = _Job(file, run, Reason.SMALL_FILE)
+
+    def _widen(self, now_s: float, file: _File, run: Run, read_bytes: int, *, late: bool) -> int:
+        """Returns the block up to which further reads of the run would change nothing here."""
+        window = run.window
+        assert window is not None
+        self._touch(now_s, run)
+        share_bytes = limits.PREFETCH_WINDOWS_MAX_BYTES // len(self._active)
+        window.read(
+            now_s,
+            read_bytes,
+            run.evidence_blocks * BLOCK_BYTES,
+            late=late,
+            latency_s=self._latency.latency_s,
+            cap_bytes=max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes)),
+        )
+        end_block = _window_end(file, run.next_block, window.window_bytes)
+        room_bytes = (end_block - max(run.planned_block, run.next_block)) * BLOCK_BYTES
+        # Whole extents where the window has room for them; the last piece of a file always.
+        piece_bytes = min(EXTENT_BYTES, window.window_bytes // 4)
+        if room_bytes >= piece_bytes or (room_bytes > 0 and end_block == file.block_count):
+            self._jobs.setdefault(run.stream_id, _Job(file, run, Reason.SEQUENTIAL))
+        elif end_block == file.block_count:
+            if room_bytes <= 0:
+                self._reached_end(now_s, file, run)
+        elif run.planned_block > run.next_block and run.stream_id not in self._jobs:
+            return self._quiet_block(file, run, window.window_bytes, piece_bytes)
+        return 0
+
+    def _quiet_block(self, file: _File, run: Run, window_bytes: int, piece_bytes: int) -> int:
+        """The last block that the run can come to without room for the next piece in its window."""
+        end_block = run.planned_block + -(-piece_bytes // BLOCK_BYTES)
+        if window_bytes >= _WHOLE_EXTENTS_FROM_BYTES:
+            end_block = -(-end_block // EXTENT_BLOCKS) * EXTENT_BLOCKS
+        return min(end_block, file.block_count) - window_bytes // BLOCK_BYTES - 1
+
+    def _reached_end(self, now_s: float, file: _File, run: Run) -> None:
+        """All of the file is on its way: what is left of the window goes to the file after it, if files come in order."""
+        chain = file.chain
+        if chain is None or run.window is None or run.start_block != 0:
+            return
+        left_bytes = run.window.window_bytes - (file.block_count - run.next_block) * BLOCK_BYTES
+        file.following += self._anticipate(now_s, chain, left_bytes, run.evidence_blocks)
+        for job in file.following:
+            window = job.run.window
+            if window is not None and job.run.next_block == 0 and left_bytes > window.window_bytes:
+                window.window_bytes = left_bytes
+                self._jobs.setdefault(job.run.stream_id, job)
+            left_bytes -= job.file.facts.size_bytes
+
+    def _anticipate(self, now_s: float, chain: Chain, window_bytes: int, evidence_blocks: int = 0) -> list[_Job]:
+        """Plan small files of the chain as a whole; returns jobs, still without a window, for the beginnings of larger ones."""
+        jobs: list[_Job] = []
+        if not self._chains.proven(chain) or not self._trusts[Reason.NEXT_FILE].earned:
+            return jobs
+        for facts in chain.extend(self._chains.next_file, window_bytes):
+            if facts.version in self._files:
+                continue  # read already, or the same bytes under another name
+            file = self._remember(facts)
+            if facts.size_bytes <= self._small_file_bytes:
+                self._fetch_whole(now_s, file, Reason.NEXT_FILE)
+            else:
+                run = file.runs.anticipate(self._new_id(), Window(now_s), evidence_blocks, now_s)
+                jobs.append(_Job(file, run, Reason.NEXT_FILE))
+        return jobs
+
+    def _touch(self, now_s: float, run: Run) -> None:
+        active = self._active
+        active[run.stream_id] = run
+        active.move_to_end(run.stream_id)
+        idle_before_s = now_s - limits.PREFETCH_ACTIVE_S
+        while True:
+            oldest_id, oldest = next(iter(active.items()))
+            if oldest.last_read_s >= idle_before_s and len(active) <= limits.PREFETCH_ACTIVE_MAX_STREAMS:
+                return
+            del active[oldest_id]
+
+    def _drop(self, run: Run) -> None:
+        self._active.pop(run.stream_id, None)
+        self._jobs.pop(run.stream_id, None)
+
+    def _settle(self, file: _File) -> None:
+        """Streams that the file forgot: what they had planned and nobody read is wasted."""
+        for run in file.runs.dropped:
+            self._charge(file, run)
+            self._drop(run)
+        file.runs.dropped.clear()
+
+    def _charge_all(self, file: _File) -> None:
+        for run in file.runs.streams():
+            self._charge(file, run)
+        if file.whole is not None:
+            unread_blocks = file.whole.planned_block - file.trust.read_bytes // BLOCK_BYTES
+            self._hold_against(file, file.whole, unread_blocks, file.whole_reason)
+
+    def _charge(self, file: _File, run: Run) -> None:
+        self._hold_against(file, run, run.ahead_blocks, _reason_of(run))
+
+    def _hold_against(self, file: _File, run: Run, unread_blocks: int, reason: Reason) -> None:
+        more_blocks = unread_blocks - run.charged_blocks
+        if more_blocks > 0:
+            run.charged_blocks += more_blocks
+            file.trust.wasted(more_blocks * BLOCK_BYTES)
+            self._trusts[reason].wasted(more_blocks * BLOCK_BYTES)
+
+    def _refund(self, file: _File, run: Run, reason: Reason) -> None:
+        file.trust.used_after_all(run.charged_blocks * BLOCK_BYTES)
+        self._trusts[reason].used_after_all(run.charged_blocks * BLOCK_BYTES)
+        run.charged_blocks = 0

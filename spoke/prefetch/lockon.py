@@ -1,0 +1,101 @@
+"""Finds where in an order a reader is: reads vote for the places they may stand for, and neighbours confirm each other. Pure.
+
+One read proves little: a place may be read by chance, or by somebody who does not follow the order. How many neighbours it
+takes depends on how often chance would bring as many together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from common import limits
+
+_BAND_MAX = 64
+_BAND_MIN = 4
+_CHANCE = 1e-3
+_NEIGHBOURS_MAX = 16
+
+
+class Candidate(NamedTuple):
+    """A step that a read may be. ``fault``: if the read was a page fault, centred on the page wanted."""
+
+    lane: int
+    position: int
+    fault: bool
+
+
+class Found(NamedTuple):
+    """A lane, and the positions (rising) of the reads that show somebody is there."""
+
+    lane: int
+    positions: list[int]
+    fault: bool
+
+
+class Votes:
+    """The votes of the last reads that have no place yet."""
+
+    def __init__(self) -> None:
+        self._order: deque[tuple[int, int]] = deque()
+        self._votes: dict[tuple[int, int], list[tuple[int, Candidate]]] = {}
+        self._band = _BAND_MAX
+        self._reads = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, candidates: list[Candidate], total_steps: int) -> Found | None:
+        """Take a read's candidates; a place, if they and earlier ones now make one. ``total_steps``: of all lanes."""
+        self._reads += 1
+        band = min(_BAND_MAX, max(_BAND_MIN, total_steps // 64))
+        if band != self._band:
+            self.clear()
+            self._band = band
+        needed = self._needed(len(candidates), total_steps)
+        best: list[Candidate] = []
+        for candidate in candidates:
+            near = self._near(candidate)
+            if len(near) >= needed and len(near) + 1 > len(best):
+                best = [*near, candidate]
+        for candidate in candidates:
+            key = candidate.lane, candidate.position // band
+            self._votes.setdefault(key, []).append((self._reads, candidate))
+            self._order.append(key)
+        while len(self._order) > limits.ORDER_VOTES_MAX:
+            self._forget_first(self._order.popleft())
+        if not best:
+            return None
+        self.clear()
+        faults = sum(candidate.fault for candidate in best)
+        return Found(best[0].lane, sorted({vote.position for vote in best}), 2 * faults > len(best))
+
+    def clear(self) -> None:
+        self._order.clear()
+        self._votes.clear()
+
+    def _near(self, candidate: Candidate) -> list[Candidate]:
+        """One vote for each position near a candidate's, by other reads."""
+        found: dict[int, Candidate] = {}
+        bucket = candidate.position // self._band
+        for number in (bucket - 1, bucket, bucket + 1):
+            for _, vote in self._votes.get((candidate.lane, number), ()):
+                if vote.position != candidate.position and abs(vote.position - candidate.position) <= self._band:
+                    found[vote.position] = vote
+        return list(found.values())
+
+    def _needed(self, candidate_count: int, total_steps: int) -> int:
+        """So many neighbours come together by chance less than once in a thousand reads."""
+        expected = candidate_count * len(self._order) * (2 * self._band + 1) / max(1, total_steps)
+        probability = 1.0
+        for neighbours in range(1, _NEIGHBOURS_MAX):
+            probability *= expected / neighbours
+            if probability <= _CHANCE:
+                return neighbours
+        return _NEIGHBOURS_MAX
+
+    def _forget_first(self, key: tuple[int, int]) -> None:
+        votes = self._votes[key]
+        del votes[0]
+        if not votes:
+            del self._votes[key]
