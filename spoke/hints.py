@@ -47,7 +47,7 @@ __all__ = [
 ]  # fmt: skip
 
 MESSAGE_MAX_BYTES = 16383  # what the kernel lets one ioctl carry
-MESSAGE_STEPS = 1024  # steps in one message: about 2 ms of the spoke's time
+MESSAGE_STEPS = 512  # steps in one message: some 2 ms of the spoke's time
 STEP_MAX_BYTES = 1 << 20  # longer ranges are told in pieces, so that the spoke sees how far they were read
 AHEAD_INDICES = 16384  # how far a sampler is drawn ahead of what it yields
 

@@ -62,7 +62,9 @@ def spoiled(draw: st.DrawFn) -> bytes:
     column = st.lists(small, min_size=count, max_size=count)
     files = draw(st.lists(st.integers(0, len(names) - 1), min_size=count, max_size=count))
     name = draw(st.sampled_from([b"a", b"b", b"c"]))
-    data = bytearray(hints.pack_steps(draw(st.integers(1, 2)), name, draw(small), names, files, draw(column), draw(column)))
+    data = bytearray(
+        hints.pack_steps(draw(st.integers(1, 2)), name, draw(small), names, files, draw(column), draw(column))
+    )
     for at, value in draw(st.lists(st.tuples(st.integers(0, len(data) - 1), st.integers(0, 255)), max_size=3)):
         data[at] = value
     return bytes(data[: draw(st.integers(0, len(data)))]) if draw(st.booleans()) else bytes(data)

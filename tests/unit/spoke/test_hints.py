@@ -168,13 +168,25 @@ def test_ranges_and_records_are_declared(root: Path, listener: Listener) -> None
 def test_long_declarations_stop_where_there_is_no_room(
     root: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = hints.declare(root / "d/f", indices=(n % 1000 for n in range(1_000_000)), record_bytes=4096)
-    assert taken == len(listener.steps()) == 131_072
+    monkeypatch.setattr("common.limits.PLAN_MAX_STEPS", 10 * hints.MESSAGE_STEPS)
+    drawn = 0
+
+    def endless() -> Iterator[int]:
+        nonlocal drawn
+        while True:
+            drawn += 1
+            yield drawn % 1000
+
+    taken = hints.declare(root / "d/f", indices=endless(), record_bytes=4096)
+    assert taken == len(listener.steps()) == 10 * hints.MESSAGE_STEPS
+    assert drawn <= 12 * hints.MESSAGE_STEPS
     many = [(f"d/{n:04d}" + "x" * 200, 0, 1) for n in range(1000)] + [("d/f", 0, 1)]
     before = listener.messages
     assert hints.declare(root, many, name="files") == 1001
     assert listener.messages > before + 10, "paths of 200 kB are several messages"
-    assert listener.orders_by_name["plan:files"].length(0) == 1, "the rest is not there, which does not hurt the one that is"
+    assert listener.orders_by_name["plan:files"].length(0) == 1, (
+        "the rest is not there, which does not hurt the one that is"
+    )
     assert hints.declare(root / "d/f", [(0, 1 << 40)], name="one range") == 1
     assert listener.orders_by_name["plan:one-range"].length(0) == 4096
 
@@ -292,7 +304,9 @@ def test_what_finds_no_room_is_told_later(root: Path, listener: Listener, monkey
         listener.position = max(0, number - 1000)  # the job reads behind what was yielded
         if not number % 500:
             next(iter(listener.orders_by_name.values())).forget(0, listener.position - 1000)  # type: ignore[attr-defined]
-    assert listener.indices(4096)[-10_000:] == order[-10_000:]
+    kept = listener.indices(4096)
+    assert len(kept) > 2000
+    assert kept == order[-len(kept) :]
     assert listener.plans.refused_total["no-room-for-plan"] > 0
 
 
@@ -304,7 +318,7 @@ def test_a_spoke_that_was_started_anew_is_told_what_is_still_ahead(root: Path, l
             listener.plans = Plans(listener.tree, listener, lambda: 1.0)
             listener.orders_by_name.clear()
     said = listener.indices(4096)
-    assert len(said) >= 6000 - 500 - 1024
+    assert len(said) >= 6000 - 500 - hints.MESSAGE_STEPS
     again = [index for index in said if index in set(order[600:2400])]
     assert set(again) >= set(order[1200:2400])
 
