@@ -48,6 +48,8 @@ class Records(Dataset):
             return index, torch.from_numpy(self.tokens[index * RECORD : (index + 1) * RECORD].copy())
         if self.fd < 0:
             self.fd = os.open(self.path, os.O_RDONLY)
+            # Else the kernel reads on behind a record whose neighbour it has cached: records that are not due yet.
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
         return index, torch.frombuffer(bytearray(os.pread(self.fd, RECORD, index * RECORD)), dtype=torch.uint8)
 
 
@@ -130,14 +132,14 @@ def far() -> Iterator[Callable[[str], str]]:
 @pytest.mark.parametrize("how", ["pread", "mmap", "batches"])
 def test_a_shuffled_data_loader_finds_what_it_announced(pair: Pair, far: Callable[[str], str], how: str) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    write(pair.data / "train.bin", 64 * MIB)
+    write(pair.data / "train.bin", 32 * MIB)
     spoke = pair.spoke(far(pair.hub().address))
     seen = json.loads(job(JOB, pair.data, spoke.mountpoint, how))
     total = sum(seen.values())
-    assert total > 1000
-    assert seen["hit"] >= 0.99 * total, seen
+    assert total > 200
+    assert seen["hit"] >= 0.99 * total, (seen, spoke.facts()["plans"], spoke.facts()["prefetch"])
     plans = spoke.facts()["plans"]
-    assert plans["taken_steps"] == 4096
+    assert plans["taken_steps"] == 2048
     assert plans["refused_messages"] == {}
 
 
@@ -213,9 +215,9 @@ def test_nonsense_is_answered_counted_and_shown(pair: Pair) -> None:
         assert told(fd, bytes(16), 3 << 30 | 16 << 16 | ord("X") << 8 | 1) == errno.ENOTTY
         assert told(fd, hints.pack_steps(1, b"q", 0, [b"no"], [0], [0], [1]) + bytes(512)) == errno.ENOENT
         assert told(fd, hints.pack_steps(1, b"q", 0, [b"f"], [0], [5000], [1]) + bytes(512)) == errno.ERANGE
-        fcntl.ioctl(fd, 0xC0004801)  # of no size: there is nothing in it
-    except OSError as error:
-        assert error.errno == errno.EINVAL
+        with pytest.raises(OSError) as caught:
+            fcntl.ioctl(fd, 0xC0004801)  # of no size: there is nothing in it
+        assert caught.value.errno == errno.EINVAL
     finally:
         os.close(fd)
     facts = spoke.facts()["plans"]
@@ -245,7 +247,7 @@ def test_plans_by_command(pair: Pair) -> None:
     assert run("spoke.cli", "plan", mountpoint, "drop", "reads.txt").stdout == "dropped reads.txt\n"
     done = run("spoke.cli", "plan", mountpoint, "drop", "reads.txt")
     assert (done.returncode, "no plan is named" in done.stderr) == (2, True)
-    assert run("spoke.cli", "plan", mountpoint, "list").stdout == "no plans\n"
+    assert run("spoke.cli", "plan", mountpoint, "list").stdout.splitlines()[0] == "no plans"
 
 
 def test_plan_files_that_cannot_be(pair: Pair) -> None:
