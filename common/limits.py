@@ -474,7 +474,7 @@ ORDER_SPREAD_MAX_STEPS = 4096
 ORDER_MARK_CHUNKS_MAX = 256
 """Stretches of 4,096 positions of one order of which it is known what was read (4 KiB each). The oldest is forgotten."""
 
-ORDER_VOTES_MAX = 512
+ORDER_VOTES_MAX = 256
 """Reads without a place that are remembered to find one. The oldest is forgotten."""
 
 ORDER_LOOKUPS_IN_VAIN = 256

@@ -10,6 +10,8 @@ from typing import Any
 
 from common import limits
 from common.blocks import EXTENT_BYTES, BlockRange
+from common.errors import OrderError
+from spoke.cache.eviction import NextUse
 from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
 from spoke.metrics import Counts
@@ -28,30 +30,13 @@ class Ahead:
         self._clock = clock
         self._fetcher: Fetcher | None = None
         self._client: HubClient | None = None
+        self.foresee: Callable[[NextUse | None], None] | None = None
+        """Told how to ask for the next use of an extent, while orders are followed (for eviction)."""
 
     def attach(self, fetcher: Fetcher, client: HubClient) -> None:
         """Both report to us, so they come after us."""
         self._fetcher = fetcher
         self._client = client
-
-    # --- orders ------------------------------------------------------------------------------------------
-
-    def add_order(self, order: Order) -> None:
-        """Follow an order from now on. Raises OrderError when too many are followed, or its name is taken."""
-        if self._planner is not None:
-            self._planner.add_order(self._clock(), order)
-            self._pump()
-
-    def order_grew(self, name: str) -> None:
-        if self._planner is not None:
-            self._planner.order_grew(self._clock(), name)
-            self._pump()
-
-    def drop_order(self, name: str) -> bool:
-        return self._planner is not None and self._planner.drop_order(name)
-
-    def orders(self) -> list[Mapping[str, Any]]:
-        return self._planner.orders() if self._planner is not None else []
 
     # --- reads -------------------------------------------------------------------------------------------
 
@@ -89,6 +74,36 @@ class Ahead:
     def gone(self, handle: Handle) -> None:
         self._counts.stale_reads += 1
 
+    # --- orders ------------------------------------------------------------------------------------------
+
+    def add_order(self, order: Order) -> None:
+        """Follow an order. Raises OrderError: its name is taken, too many are followed, or prefetch is off."""
+        if self._planner is None:
+            raise OrderError("nothing is fetched ahead on this mount (prefetch is off), so no order is followed")
+        self._planner.add_order(self._clock(), order)
+        self._orders_changed()
+
+    def order_grew(self, name: str) -> None:
+        """Steps were added to an order that is followed."""
+        if self._planner is not None:
+            self._planner.order_grew(self._clock(), name)
+            self._pump()
+
+    def drop_order(self, name: str) -> bool:
+        """Follow it no longer; False if it was not followed."""
+        dropped = self._planner is not None and self._planner.drop_order(name)
+        self._orders_changed()
+        return dropped
+
+    def orders(self) -> list[Mapping[str, Any]]:
+        """Facts on each order followed: name, reason, state, lanes with position and length, used and wasted bytes."""
+        return self._planner.orders() if self._planner is not None else []
+
+    def _orders_changed(self) -> None:
+        if self.foresee is not None and self._planner is not None:
+            self.foresee(self._planner.next_use if self._planner.has_orders else None)
+        self._pump()
+
     # --- arrivals ----------------------------------------------------------------------------------------
 
     def arrived(self, version: bytes, blocks: BlockRange, raw_bytes: int) -> None:
@@ -123,4 +138,6 @@ class Ahead:
         if budget_bytes < EXTENT_BYTES:
             return  # what arrives makes room for a whole one
         for fetch in planner.plan(self._clock(), budget_bytes):
-            self._counts.prefetch_asked_bytes += fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks)
+            asked_bytes = fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks)
+            self._counts.prefetch_asked_bytes += asked_bytes
+            planner.asked(fetch, asked_bytes)

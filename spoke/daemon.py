@@ -46,6 +46,7 @@ from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Invalidation
+from spoke.orders.room import OrderRoom
 from spoke.places import runtime_dir
 from spoke.plans import Plans
 from spoke.prefetch.chains import FileFacts
@@ -102,7 +103,9 @@ class Spoke:
         self.plans = Plans(self.tree, self.ahead if self.planner is not None else None, clock)
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
         self.ahead.attach(self.fetcher, self.client)
+        self.ahead.foresee = store.foresee
         store.on_gone = self.ahead.evicted
+        self.order_room = OrderRoom(settings.cache_dir / "orders", self.ahead.add_order, self.ahead.drop_order)
         self.reads = Reads(store, self.fetcher, self.ahead, clock, read_timeout_s=settings.read_timeout)
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
@@ -161,6 +164,11 @@ class Spoke:
         self.fetcher.start()
         self.client.start()
         await self._get_names()
+        if self.planner is not None:
+            try:
+                await self.order_room.open()
+            except OSError as error:
+                log.error("orders cannot be kept; nothing is fetched by them", error=str(error))
         runtime.settle_memory()
         await self._mount()
         await self.control.start()
@@ -392,6 +400,7 @@ class Spoke:
                 "outstanding_bytes": self.fetcher.prefetch_outstanding_bytes,
             },
             "plans": self.plans.facts(),
+            "orders": self.ahead.orders(),
             "data_path": {
                 "passthrough": passthrough.live if passthrough is not None else False,
                 "reason": passthrough.reason if passthrough is not None else "not mounted",

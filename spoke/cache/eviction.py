@@ -8,6 +8,9 @@ uses are observed to lie further apart than that (``ReuseDistances``), else data
 own kept subset. Extents used a moment ago are spared (the rest of the extent is about to be read), and so are
 extents fetched ahead and not yet read, up to half the capacity.
 
+When orders tell what will be read (``next_use``), what they will use furthest in the future goes first, and before it what they
+will not use again; files in no order keep the rule above, and give way in proportion to the room they take.
+
 Time is traffic: the larger of bytes read and bytes written so far, in ticks of one extent (1 MiB).
 """
 
@@ -15,8 +18,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from random import Random
 
 from common.blocks import EXTENT_BYTES
@@ -37,6 +41,12 @@ _CANDIDATES_MAX = (
 _FRESH_MAX = 8192
 _BARREN_SHARE = 256  # after a search of everything in vain: the traffic, as a share of the capacity, until the next
 _FRESH_PER_CHOICE = 8
+_FORESEEN_SAMPLE = 16
+_FORESEEN_MAX = 64
+_FORESEEN_TRIES = 6
+
+NextUse = Callable[[bytes, int], int | None]
+"""(version, extent) -> steps until its next use, very many for "never again"; None: in no order."""
 
 
 def extent_rank(seed: int, extent: int) -> int:
@@ -136,10 +146,17 @@ class _Ghosts:
 
 
 class EvictionPolicy:
-    """All cached extents, what is known of their use, and the choice of the next victim."""
+    """All cached extents, what is known of their use, and the choice of the next victim.
+
+    ``next_use``: set while orders are followed; None: nothing is known of the future.
+    """
 
     def __init__(self, dice: Random, capacity_bytes: int) -> None:
         self._dice = dice
+        self.next_use: NextUse | None = None
+        self._foreseen: list[tuple[int, int, FileExtents, int]] = []  # steps until used, least first; a tie-break
+        self._foreseen_keys: set[tuple[bytes, int]] = set()
+        self._foreseen_serial = 0
         self._pool_files: list[FileExtents] = []
         self._pool_extents = array("I")
         self._reuse = ReuseDistances()
@@ -239,13 +256,25 @@ class EvictionPolicy:
 
         ``whole_files``: only extents of files without anything under way (the victim's file goes as a whole).
         """
+        if self.next_use is not None:
+            victim = self._choose_by_next_use(self.next_use, whole_files)
+            if victim is not None:
+                return victim
+        return self._choose_by_past(whole_files)
+
+    def _choose_by_past(self, whole_files: bool, avoid: NextUse | None = None) -> tuple[FileExtents, int] | None:
+        """``avoid``: only extents that this knows no next use of."""
+        if avoid is not None:
+            for _ in range(_SAMPLE_ROUNDS):
+                victim = self._sampled(self.stale_after_ticks(), whole_files)
+                if victim is None or avoid(victim[0].version, victim[1]) is None:
+                    return victim
+            return None
         count = len(self._pool_extents)
         stale_after = self.stale_after_ticks()
         self._admit_fresh()
         for _ in range(_SAMPLE_ROUNDS if count > CACHE_EVICT_SAMPLE else 0):
-            dice = self._dice.random
-            stalest = self._consider([int(dice() * count) for _ in range(CACHE_EVICT_SAMPLE)], stale_after, whole_files)
-            victim = stalest or self._take_lowest(whole_files)
+            victim = self._sampled(stale_after, whole_files)
             if victim is not None:
                 return victim
         if self._barren_until_tick > self.now_tick:
@@ -255,6 +284,68 @@ class EvictionPolicy:
         if victim is None and not whole_files:
             self._barren_until_tick = self.now_tick + max(1, self._capacity_ticks // _BARREN_SHARE)
         return victim
+
+    def _sampled(self, stale_after: float, whole_files: bool) -> tuple[FileExtents, int] | None:
+        dice, count = self._dice.random, len(self._pool_extents)
+        stalest = self._consider([int(dice() * count) for _ in range(CACHE_EVICT_SAMPLE)], stale_after, whole_files)
+        return stalest or self._take_lowest(whole_files)
+
+    # --- with foresight ----------------------------------------------------------------------------------
+
+    def _choose_by_next_use(self, oracle: NextUse, whole_files: bool) -> tuple[FileExtents, int] | None:
+        """Of a sample, and the furthest found before: the one used last. None when nothing in any order may go."""
+        count = len(self._pool_extents)
+        if not count:
+            return None
+        places = [int(self._dice.random() * count) for _ in range(min(count, _FORESEEN_SAMPLE))]
+        seen = [(self._pool_files[place], self._pool_extents[place]) for place in places]
+        in_no_order = sum(not self._foresee(oracle, file, extent, whole_files) for file, extent in seen)
+        for _ in range(min(_FRESH_PER_CHOICE, len(self._fresh))):
+            file, extent = self._fresh.popleft()
+            if file.places[extent] != _NOWHERE and not self._foresee(oracle, file, extent, whole_files):
+                self._fresh.append((file, extent))
+        if in_no_order and self._dice.random() * len(seen) < in_no_order:
+            victim = self._choose_by_past(whole_files, avoid=oracle)
+            if victim is not None:
+                return victim
+        return self._take_furthest(oracle, whole_files)
+
+    def _foresee(self, oracle: NextUse, file: FileExtents, extent: int, whole_files: bool) -> bool:
+        """Note when an extent is used next; False if it is in no order."""
+        key = file.version, extent
+        if key in self._foreseen_keys:
+            return True
+        steps = oracle(file.version, extent)
+        if steps is None:
+            return False
+        if not self._is_held(file, extent, whole_files):
+            self._note_next_use(steps, file, extent)
+        return True
+
+    def _note_next_use(self, steps: int, file: FileExtents, extent: int) -> None:
+        self._foreseen_serial += 1
+        insort(self._foreseen, (steps, self._foreseen_serial, file, extent))
+        self._foreseen_keys.add((file.version, extent))
+        if len(self._foreseen) > _FORESEEN_MAX:
+            _, _, nearest, dropped = self._foreseen.pop(0)
+            self._foreseen_keys.discard((nearest.version, dropped))
+
+    def _take_furthest(self, oracle: NextUse, whole_files: bool) -> tuple[FileExtents, int] | None:
+        """The extent used last, as things stand now: what was noted grows old while readers go on, and is asked for again."""
+        for tried in range(_FORESEEN_MAX + _FORESEEN_TRIES):
+            if not self._foreseen:
+                return None
+            _, _, file, extent = self._foreseen.pop()
+            self._foreseen_keys.discard((file.version, extent))
+            if file.places[extent] == _NOWHERE or self._is_held(file, extent, whole_files):
+                continue
+            steps = oracle(file.version, extent)
+            if steps is None:
+                continue
+            if tried >= _FORESEEN_TRIES or not self._foreseen or steps >= self._foreseen[-1][0]:
+                return file, extent
+            self._note_next_use(steps, file, extent)
+        return None
 
     def freed(self) -> None:
         """Something pinned or busy no longer is: worth looking everywhere again."""
@@ -323,9 +414,13 @@ class EvictionPolicy:
         return min(open_to_choice, key=lambda found: extent_rank(found[0].seed, found[1]), default=None)
 
     def _may_go(self, file: FileExtents, extent: int, age_ticks: int, whole_files: bool) -> bool:
-        if file.pins or extent in file.busy or (whole_files and file.busy):
+        if self._is_held(file, extent, whole_files):
             return False
         return not file.unread[extent] or age_ticks > self._capacity_ticks
+
+    @staticmethod
+    def _is_held(file: FileExtents, extent: int, whole_files: bool) -> bool:
+        return bool(file.pins) or extent in file.busy or (whole_files and bool(file.busy))
 
     def _enter(self, file: FileExtents, extent: int) -> None:
         file.places[extent] = len(self._pool_extents)

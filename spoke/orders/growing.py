@@ -147,7 +147,7 @@ class GrowingOrder:
         first_page, longest_bytes = self._first_pages[file], self._longest[file]
         for number, lane in enumerate(self._lanes):
             for start, segment in zip(lane.starts, lane.segments, strict=True):
-                for row in segment.rows_at(first_page, longest_bytes, start_bytes, end_bytes):
+                for row in segment.rows_at(file, first_page, longest_bytes, start_bytes, end_bytes):
                     if start + row >= lane.first:
                         found.append((number, start + row))
                         if len(found) == limit:
@@ -167,7 +167,7 @@ class GrowingOrder:
         first_page, longest_bytes = self._first_pages[file], self._longest[file]
         for number in range(max(0, bisect_right(found.starts, from_position) - 1), len(found.starts)):
             start = found.starts[number]
-            rows = found.segments[number].rows_at(first_page, longest_bytes, start_bytes, end_bytes)
+            rows = found.segments[number].rows_at(file, first_page, longest_bytes, start_bytes, end_bytes)
             best = min((row for row in rows if start + row >= from_position), default=None)
             if best is not None:
                 return start + best

@@ -111,7 +111,7 @@ class MappedOrder:
             return found
         _, _, first_page, _, _, longest_bytes = self.files.record(file)
         for segment, taken in zip(self._segments, self._rows_taken, strict=True):
-            for row in segment.rows_at(first_page, longest_bytes, start_bytes, end_bytes):
+            for row in segment.rows_at(file, first_page, longest_bytes, start_bytes, end_bytes):
                 run = bisect_right(taken[0], row) - 1
                 found.append((taken[1][run], taken[2][run] + row - taken[0][run]))
                 if len(found) == limit:
@@ -129,7 +129,7 @@ class MappedOrder:
             end_position = self._starts[run + 1] if run + 1 < end_run else self._lengths[lane]
             end_row = first_row + end_position - self._starts[run]
             low_row = first_row + max(0, from_position - self._starts[run])
-            rows = segment.rows_at(first_page, longest_bytes, start_bytes, end_bytes)
+            rows = segment.rows_at(file, first_page, longest_bytes, start_bytes, end_bytes)
             best = min((row for row in rows if low_row <= row < end_row), default=None)
             if best is not None:
                 return self._starts[run] + best - first_row
@@ -207,6 +207,8 @@ def _checked_segments(view: memoryview, header: Header) -> Iterator[tuple[int, i
             raise DamagedOrder(f"segment {number} does not follow the one before it")
         if xxh3_64_intdigest(view[at:end]) != digest:
             raise DamagedOrder(f"segment {number} does not match its checksum")
+        if max(_segment(view, at, rows).files) >= header.files:
+            raise DamagedOrder(f"segment {number} names a file that is not there")
         expected, steps = end, steps + rows
         yield at, rows
     if steps != header.steps:

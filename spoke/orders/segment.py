@@ -36,18 +36,22 @@ class Segment:
         self.lengths = lengths
         self.index = index
 
-    def rows_at(self, first_page: int, longest_bytes: int, start_bytes: int, end_bytes: int) -> Iterator[int]:
-        """Rows that overlap these bytes of the file whose pages begin at ``first_page``, the nearest to the end first.
+    def rows_at(
+        self, file: int, first_page: int, longest_bytes: int, start_bytes: int, end_bytes: int
+    ) -> Iterator[int]:
+        """Rows that overlap these bytes of a file whose pages begin at ``first_page``, the nearest to the end first.
 
         ``longest_bytes``: of all steps in that file.
         """
-        index, offsets, lengths = self.index, self.offsets, self.lengths
+        index, files, offsets, lengths = self.index, self.files, self.offsets, self.lengths
         low_page = max(0, start_bytes - longest_bytes + 1) >> PAGE_SHIFT
         high = bisect_left(index, (first_page + (end_bytes - 1 >> PAGE_SHIFT) + 1) << ROW_BITS)
         low = bisect_left(index, (first_page + low_page) << ROW_BITS, 0, high)
         for place in range(high - 1, max(low, high - limits.ORDER_FIND_SCAN_STEPS) - 1, -1):
             row = index[place] & _ROW_MASK
             offset_bytes = offsets[row]
+            if files[row] != file:
+                continue  # the bytes asked for reach beyond the file's end
             if offset_bytes < end_bytes and offset_bytes + lengths[row] > start_bytes:
                 yield row
 

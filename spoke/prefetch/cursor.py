@@ -42,7 +42,17 @@ class Run:
 class Item:
     """A piece of a step, ``start_bytes`` to ``end_bytes``; of these, ``cost_bytes`` are fetched for it (whole blocks)."""
 
-    __slots__ = ("cost_bytes", "cursor", "end_bytes", "file", "position", "run", "start_bytes", "state")
+    __slots__ = (
+        "cost_bytes",
+        "cursor",
+        "end_bytes",
+        "file",
+        "foretold_at_read",
+        "position",
+        "run",
+        "start_bytes",
+        "state",
+    )
 
     def __init__(
         self, cursor: Cursor, position: int, file: int, start_bytes: int, end_bytes: int, cost_bytes: int, run: Run,
@@ -56,10 +66,7 @@ class Item:
         self.cost_bytes = cost_bytes
         self.run = run
         self.state = state
-
-    @property
-    def first_page_bytes(self) -> int:
-        return self.start_bytes & ~4095
+        self.foretold_at_read = 0
 
 
 class Cursor:

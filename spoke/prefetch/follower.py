@@ -9,7 +9,7 @@ after a jump. What was predicted and not read counts against the order, which th
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,7 +39,8 @@ _LANES_STARTED_MAX = 8
 _VAIN_EVERY = 8
 _SHAPE_MAX = 8
 _ORDER_SHAPE_MAX = 64
-_TOTAL_EVERY = 64
+_TOTAL_EVERY = 4096
+_ASKED_FADE = 1 / 32
 _FORGET_EVERY = 1024
 _QUIET_MAX_BYTES = 4 * EXTENT_BYTES
 _WRAP_SHARE = 4
@@ -64,6 +65,7 @@ class Follower:
         self.share = 0.0
         """Of the last reads of the order's files, those it had foretold or could place."""
         self._paused_until_s = 0.0
+        self._asked_share = 1.0
         self._cursors: list[Cursor] = []
         self._hungry: OrderedDict[int, Cursor] = OrderedDict()
         self._by_place: dict[int, list[Item]] = {}
@@ -100,6 +102,10 @@ class Follower:
         """A fetch failed: the order waits a moment, if it was for one of its files."""
         if self._numbers.get(version) is not None:
             self._paused_until_s = now_s + limits.PREFETCH_FAILURE_PAUSE_S
+
+    def asked(self, planned_bytes: int, asked_bytes: int) -> None:
+        """Of what it planned, so much was neither cached nor under way. The rest costs nothing when it is not read, or read unseen."""
+        self._asked_share += (asked_bytes / planned_bytes - self._asked_share) * _ASKED_FADE
 
     def read(
         self,
@@ -147,7 +153,8 @@ class Follower:
             self._forget(cursor.lane)
         if late or cursor.lane in self._ended_lanes or id(cursor) in self._hungry:
             return 0
-        return min(seed.run.end_bytes, end_bytes + min(_QUIET_MAX_BYTES, cursor.allowed_bytes // 8))
+        # The last read of a run is never passed over, so that nothing stays untold when its reader goes elsewhere.
+        return min(seed.run.end_bytes - 1, end_bytes + min(_QUIET_MAX_BYTES, cursor.allowed_bytes // 8))
 
     @property
     def has_plans(self) -> bool:
@@ -196,7 +203,7 @@ class Follower:
     def next_use(self, version: bytes, extent_index: int) -> int | None:
         """Steps until the extent is used, over all places followed; NEVER if not again; None: this order says nothing about it."""
         cursors = [cursor for cursor in self._cursors if cursor.matched_reads or self.order.reason is Reason.PLAN]
-        file = self.number_of(version) if cursors else None
+        file = self.number_of(version) if cursors and self.gate.is_open else None
         if file is None:
             return None
         around_bytes = _HALF if self._faults(file) else 0
@@ -234,7 +241,10 @@ class Follower:
         locked = [cursor for cursor in self._cursors if cursor.matched_reads]
         if not locked:
             return "waiting"
-        over = all(cursor.front + 1 >= self.order.length(cursor.lane) for cursor in locked)
+        fronts: dict[int, int] = {}
+        for cursor in locked:
+            fronts[cursor.lane] = max(fronts.get(cursor.lane, 0), cursor.front)
+        over = all(front + 1 >= self.order.length(lane) for lane, front in fronts.items())
         return "done" if over else "locked"
 
     def number_of(self, version: bytes) -> int | None:
@@ -329,17 +339,27 @@ class Follower:
         """What lies further behind than readers are spread was not read; a while later it is forgotten."""
         expired_before = cursor.front - cursor.slack
         items, trail = cursor.items, cursor.trail
-        while items and items[0].position < expired_before:
+        while items and (items[0].position < expired_before or items[0].state is State.READ):
             item = items.popleft()
             self._expire(item)
             trail.append(item)
         forgotten_before = cursor.front - 4 * cursor.slack
-        while trail and trail[0].position < forgotten_before:
+        while trail and (trail[0].position < forgotten_before or len(trail) > limits.ORDER_AHEAD_MAX_STEPS):
             self._unlist(trail.popleft())
+
+    def _expire_old(self, cursor: Cursor) -> None:
+        """What should have been read long ago, by the number of reads seen since, will not be."""
+        patience = (limits.ORDER_IDLE_READS + 4 * len(cursor.items)) * len(self._cursors)
+        items = cursor.items
+        while items and self._reads - items[0].foretold_at_read > patience:
+            item = items.popleft()
+            self._expire(item)
+            cursor.trail.append(item)
 
     def _expire(self, item: Item) -> None:
         if item.state is State.ASKED:
             item.cursor.ahead_bytes -= item.cost_bytes
+            item.cost_bytes = int(item.cost_bytes * self._asked_share)
             self.wasted_bytes += item.cost_bytes
             self.gate.wasted(item.cost_bytes)
             item.state = State.EXPIRED
@@ -406,6 +426,8 @@ class Follower:
         patience = limits.ORDER_IDLE_READS + 64 * len(self._cursors)
         for cursor in [cursor for cursor in self._cursors if self._reads - cursor.seen_at_read > patience]:
             self._give_up(cursor)
+        for cursor in self._cursors:
+            self._expire_old(cursor)
 
     def _give_up_lane(self, lane: int) -> None:
         for cursor in [cursor for cursor in self._cursors if cursor.lane == lane]:
@@ -467,6 +489,7 @@ class Follower:
         item.cost_bytes = (end - first) * BLOCK_BYTES
         cursor.average_bytes += (item.cost_bytes - cursor.average_bytes) / 32
         cursor.ahead_bytes += item.cost_bytes
+        item.foretold_at_read = self._reads
         cursor.items.append(item)
         for key in self._places(item):
             self._by_place.setdefault(key, []).append(item)
@@ -478,8 +501,9 @@ class Follower:
         first, length = order.first(lane), order.length(lane)
         if (length - cursor.front) * _WRAP_SHARE > length - first:
             return
-        if any(other.lane == lane and not other.matched_reads for other in self._cursors):
-            return
+        middle = (first + length) // 2
+        if any(other.lane == lane and other.front < middle for other in self._cursors):
+            return  # begun already
         self._marks.clear_from(lane, first)
         self._add(Cursor(now_s, lane, first - 1, limits.PREFETCH_START_BYTES))
 
@@ -494,7 +518,7 @@ class Follower:
             end_bytes = max(end_bytes, page_bytes + FAULT_BYTES)
         else:
             end_bytes = item.end_bytes
-        end_bytes = min(end_bytes, size_bytes)
+        end_bytes = max(page_bytes, min(end_bytes, size_bytes))
         return page_bytes // BLOCK_BYTES, -(-end_bytes // BLOCK_BYTES)
 
     def _ahead(self, file: int, first_block: int, end_block: int) -> Ahead:
@@ -513,14 +537,33 @@ class Follower:
                 if not found:
                     del self._by_place[key]
 
+    def _predict_anew(self, cursor: Cursor) -> None:
+        """READs turn out to have another shape than was predicted: what is present of them already is not fetched twice."""
+        unread = [item for item in cursor.items if item.state is not State.READ]
+        if not unread:
+            return
+        for item in unread:
+            self._unlist(item)
+            self._marks.clear(cursor.lane, item.position)
+        cursor.items = deque(item for item in cursor.items if item.state is State.READ)
+        cursor.ahead_bytes = 0
+        cursor.next_position = unread[0].position
+        cursor.next_offset_bytes = 0
+        self._ended_lanes.discard(cursor.lane)
+        self._feed(cursor)
+
     # --- the shape of READs, and what is kept at hand ------------------------------------------------------
 
     def _learn_shape(self, file: int, vote: int) -> None:
         """``vote`` above 0: the file is read by page faults; below: by exact reads."""
+        before = self._faults(file), self._fault_votes > 0
         self._make_room(self._fault_by_file)
         votes = self._fault_by_file.get(file, 0) + vote
         self._fault_by_file[file] = max(-_SHAPE_MAX, min(_SHAPE_MAX, votes))
         self._fault_votes = max(-_ORDER_SHAPE_MAX, min(_ORDER_SHAPE_MAX, self._fault_votes + vote))
+        if before != (self._faults(file), self._fault_votes > 0):
+            for cursor in self._cursors:
+                self._predict_anew(cursor)
 
     def _faults(self, file: int) -> bool:
         return (self._fault_by_file.get(file, 0) or self._fault_votes) > 0

@@ -15,8 +15,6 @@ from spoke.prefetch.scorecard import Ledger
 from spoke.prefetch.source import Fetch, ReadSeen
 from spoke.prefetch.window import Latency
 
-_ORDERS_STREAM_ID = 0
-
 
 class Following:
     """A :class:`~spoke.prefetch.source.Source`. ``stream_max_bytes``: how far one place in an order may run ahead."""
@@ -26,6 +24,9 @@ class Following:
         self._latency = latency
         self._stream_max_bytes = stream_max_bytes
         self._followers: OrderedDict[str, Follower] = OrderedDict()
+        self._by_id: dict[int, Follower] = {}
+        self._ids: dict[str, int] = {}
+        self._last_id = 0
 
     def add(self, now_s: float, order: Order) -> None:
         if order.name in self._followers:
@@ -35,6 +36,9 @@ class Following:
         if len(self._followers) >= limits.ORDERS_MAX_ACTIVE:
             raise PlanTooLong(f"{len(self._followers)} orders are followed, which is the limit: drop one first")
         follower = self._followers[order.name] = Follower(order)
+        self._last_id -= 1  # streams count upwards
+        self._ids[order.name] = self._last_id
+        self._by_id[self._last_id] = follower
         follower.start(now_s)
 
     def grew(self, now_s: float, name: str) -> None:
@@ -43,7 +47,16 @@ class Following:
             follower.grew(now_s)
 
     def drop(self, name: str) -> bool:
-        return self._followers.pop(name, None) is not None
+        if self._followers.pop(name, None) is None:
+            return False
+        del self._by_id[self._ids.pop(name)]
+        return True
+
+    def asked(self, fetch: Fetch, asked_bytes: int) -> None:
+        """So much of a fetch was neither cached nor under way."""
+        follower = self._by_id.get(fetch.stream_id)
+        if follower is not None:
+            follower.asked(fetch.blocks.block_count * BLOCK_BYTES, asked_bytes)
 
     def facts(self) -> list[Mapping[str, Any]]:
         return [follower.facts() for follower in self._followers.values()]
@@ -93,11 +106,11 @@ class Following:
         hungry = [follower for follower in self._followers.values() if follower.has_plans]
         for number, follower in enumerate(hungry):
             share_bytes = budget_bytes // (len(hungry) - number)
-            reason = follower.order.reason
+            reason, stream_id = follower.order.reason, self._ids[follower.order.name]
             for ahead in follower.plan(now_s, share_bytes):
                 version, size_bytes = ahead.file.version, ahead.file.size_bytes
                 for fresh in self._ledger.plan(now_s, version, ahead.blocks, reason):
-                    fetches.append(Fetch(version, fresh, _ORDERS_STREAM_ID, reason, size_bytes))
+                    fetches.append(Fetch(version, fresh, stream_id, reason, size_bytes))
                     budget_bytes -= fresh.block_count * BLOCK_BYTES
         if hungry:
             self._followers.move_to_end(hungry[0].order.name)

@@ -12,9 +12,12 @@ from typing import NamedTuple
 from common import limits
 
 _BAND_MAX = 64
-_BAND_MIN = 4
+_BAND_MIN = 2
 _CHANCE = 1e-3
+_FIRST_READS = 16
 _NEIGHBOURS_MAX = 16
+_FEW_STEPS = 1024
+_NEIGHBOURS_OF_FEW = 2
 
 
 class Candidate(NamedTuple):
@@ -38,7 +41,7 @@ class Votes:
 
     def __init__(self) -> None:
         self._order: deque[tuple[int, int]] = deque()
-        self._votes: dict[tuple[int, int], list[tuple[int, Candidate]]] = {}
+        self._votes: dict[tuple[int, int], list[Candidate]] = {}
         self._band = _BAND_MAX
         self._reads = 0
 
@@ -60,13 +63,16 @@ class Votes:
                 best = [*near, candidate]
         for candidate in candidates:
             key = candidate.lane, candidate.position // band
-            self._votes.setdefault(key, []).append((self._reads, candidate))
-            self._order.append(key)
+            votes = self._votes.setdefault(key, [])
+            if all(vote.position != candidate.position for vote in votes):  # a long step is read many times over
+                votes.append(candidate)
+                self._order.append(key)
         while len(self._order) > limits.ORDER_VOTES_MAX:
             self._forget_first(self._order.popleft())
         if not best:
             return None
         self.clear()
+        self._reads = 0
         faults = sum(candidate.fault for candidate in best)
         return Found(best[0].lane, sorted({vote.position for vote in best}), 2 * faults > len(best))
 
@@ -75,22 +81,25 @@ class Votes:
         self._votes.clear()
 
     def _near(self, candidate: Candidate) -> list[Candidate]:
-        """One vote for each position near a candidate's, by other reads."""
-        found: dict[int, Candidate] = {}
+        """The votes for other positions near a candidate's."""
+        found: list[Candidate] = []
         bucket = candidate.position // self._band
         for number in (bucket - 1, bucket, bucket + 1):
-            for _, vote in self._votes.get((candidate.lane, number), ()):
+            for vote in self._votes.get((candidate.lane, number), ()):
                 if vote.position != candidate.position and abs(vote.position - candidate.position) <= self._band:
-                    found[vote.position] = vote
-        return list(found.values())
+                    found.append(vote)
+        return found
 
     def _needed(self, candidate_count: int, total_steps: int) -> int:
-        """So many neighbours come together by chance less than once in a thousand reads."""
+        """So many neighbours seldom come together by chance; the more reads had no place, the more seldom it must be."""
         expected = candidate_count * len(self._order) * (2 * self._band + 1) / max(1, total_steps)
+        if total_steps < _FEW_STEPS:  # chance is likely here, and a mistake soon over: the order is charged for it
+            return _NEIGHBOURS_OF_FEW
+        allowed = _CHANCE / max(1, self._reads - _FIRST_READS)
         probability = 1.0
         for neighbours in range(1, _NEIGHBOURS_MAX):
             probability *= expected / neighbours
-            if probability <= _CHANCE:
+            if probability <= allowed:
                 return neighbours
         return _NEIGHBOURS_MAX
 

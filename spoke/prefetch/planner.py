@@ -101,6 +101,10 @@ class Planner:
         """Follow it no longer; False if it was not followed."""
         return self._following.drop(name)
 
+    @property
+    def has_orders(self) -> bool:
+        return self._following.is_active
+
     def orders(self) -> list[Mapping[str, Any]]:
         """Facts on each order followed, for ``status``."""
         return self._following.facts()
@@ -222,6 +226,11 @@ class Planner:
         if left_bytes > 0 and self._following.has_plans:
             fetches += self._following.plan(now_s, left_bytes)
         return fetches
+
+    def asked(self, fetch: Fetch, asked_bytes: int) -> None:
+        """What the runner really asked for of a fetch: the rest was cached or under way."""
+        if fetch.stream_id < 0:
+            self._following.asked(fetch, asked_bytes)
 
     def _score(self, seen: ReadSeen) -> None:
         score = self.scorecard
