@@ -621,7 +621,7 @@ class _Teller(Generic[ItemT]):
                 self._ended, self._error = True, error
                 return
             if type(item) is list:
-                item = list(item)  # type: ignore[assignment]  # some samplers fill one list again and again
+                item = list(item)  # type: ignore[call-overload]  # some samplers fill one list again and again
             indices = _indices(item)
             self._waiting.append((item, len(indices)))
             self._held += len(indices)
