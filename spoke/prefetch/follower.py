@@ -287,9 +287,9 @@ class Follower:
                 seed, best = item, rank
         assert seed is not None
         faults = self._faults(file)
-        if best[0] and faults and length_bytes == FAULT_BYTES:
+        if best[0] and not self._goes_on(seed, start_bytes, end_bytes, faults=faults):
             self._cover(hits, start_bytes, end_bytes, None)
-            return None  # somebody else's fault that touches a prediction by chance
+            return None  # somebody else's read that touches a prediction by chance
         if not best[0]:
             page_bytes = seed.start_bytes & ~4095
             if page_bytes == anchor_bytes:
@@ -301,6 +301,17 @@ class Follower:
             seed.cursor.moved_to(seed.position)
         self._cover(hits, start_bytes, end_bytes, None if faults else seed)
         return seed
+
+    @staticmethod
+    def _goes_on(item: Item, start_bytes: int, end_bytes: int, *, faults: bool) -> bool:
+        """Whether a READ that does not begin with a prediction still follows it: within a step, or readahead over several."""
+        cursor = item.cursor
+        if faults and end_bytes - start_bytes == FAULT_BYTES:
+            return False
+        if item.position == cursor.front:
+            return True
+        begins_in_it = start_bytes <= item.start_bytes & ~4095 < end_bytes
+        return begins_in_it and abs(item.position - cursor.front) <= cursor.spread + _TOGETHER_STEPS
 
     def _cover(self, hits: list[Item], start_bytes: int, end_bytes: int, seed: Item | None) -> None:
         """Predictions that a READ fulfilled as well: the neighbours of ``seed``, and those whose bytes it holds."""
@@ -337,13 +348,14 @@ class Follower:
 
     def _leave_behind(self, cursor: Cursor) -> None:
         """What lies further behind than readers are spread was not read; a while later it is forgotten."""
-        expired_before = cursor.front - cursor.slack
+        slack = cursor.slack
+        expired_before = cursor.front - slack
         items, trail = cursor.items, cursor.trail
         while items and (items[0].position < expired_before or items[0].state is State.READ):
             item = items.popleft()
             self._expire(item)
             trail.append(item)
-        forgotten_before = cursor.front - 4 * cursor.slack
+        forgotten_before = cursor.front - 4 * slack
         while trail and (trail[0].position < forgotten_before or len(trail) > limits.ORDER_AHEAD_MAX_STEPS):
             self._unlist(trail.popleft())
 
@@ -556,9 +568,12 @@ class Follower:
 
     def _learn_shape(self, file: int, vote: int) -> None:
         """``vote`` above 0: the file is read by page faults; below: by exact reads."""
+        known = self._fault_by_file.get(file, 0)
+        if known == (_SHAPE_MAX if vote > 0 else -_SHAPE_MAX):
+            return  # as sure as can be
         before = self._faults(file), self._fault_votes > 0
         self._make_room(self._fault_by_file)
-        votes = self._fault_by_file.get(file, 0) + vote
+        votes = known + vote
         self._fault_by_file[file] = max(-_SHAPE_MAX, min(_SHAPE_MAX, votes))
         self._fault_votes = max(-_ORDER_SHAPE_MAX, min(_ORDER_SHAPE_MAX, self._fault_votes + vote))
         if before != (self._faults(file), self._fault_votes > 0):

@@ -71,7 +71,10 @@ class Following:
 
     @property
     def active_count(self) -> int:
-        return sum(follower.active_count for follower in self._followers.values())
+        count = 0
+        for follower in self._followers.values():
+            count += follower.active_count
+        return count
 
     def failed(self, now_s: float, version: bytes) -> None:
         for follower in self._followers.values():
@@ -81,6 +84,7 @@ class Following:
         """None: no order explains it. Else the offset up to which further reads change nothing (or 0)."""
         share_bytes = limits.PREFETCH_WINDOWS_MAX_BYTES // (self.active_count + other_streams + 1)
         cap_bytes = max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes))
+        late, latency_s = seen.result != "hit", self._latency.latency_s
         explained: int | None = None
         for follower in self._followers.values():
             found = follower.read(
@@ -88,8 +92,8 @@ class Following:
                 seen.version,
                 seen.offset_bytes,
                 seen.length_bytes,
-                late=seen.result != "hit",
-                latency_s=self._latency.latency_s,
+                late=late,
+                latency_s=latency_s,
                 cap_bytes=cap_bytes,
             )
             if found is not None:

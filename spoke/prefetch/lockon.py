@@ -71,7 +71,7 @@ class Votes:
             self._forget_first(self._order.popleft())
         if not best:
             return None
-        self.clear()
+        self._forget_near(best[0].lane, best[0].position)
         self._reads = 0
         faults = sum(candidate.fault for candidate in best)
         return Found(best[0].lane, sorted({vote.position for vote in best}), 2 * faults > len(best))
@@ -102,6 +102,14 @@ class Votes:
             if probability <= allowed:
                 return neighbours
         return _NEIGHBOURS_MAX
+
+    def _forget_near(self, lane: int, position: int) -> None:
+        """The votes that made a place are spent; those for other places still count."""
+        bucket = position // self._band
+        spent = {(lane, bucket + step) for step in (-2, -1, 0, 1, 2)}
+        for key in spent:
+            self._votes.pop(key, None)
+        self._order = deque(key for key in self._order if key not in spent)
 
     def _forget_first(self, key: tuple[int, int]) -> None:
         votes = self._votes[key]

