@@ -31,7 +31,7 @@ _LEFT_OUT_ERRNOS = (2, 34)  # ENOENT, ERANGE
 _RECIPE = "--recipe"
 
 
-class _PlanGroup(TyperGroup):
+class PlanGroup(TyperGroup):
     """Takes ``--recipe NAME`` after the mountpoint for the command ``recipe NAME``, with all that follows."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -47,12 +47,12 @@ class _PlanGroup(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_PlanGroup, help="Say what will be read, so that it is fetched ahead and in time.", no_args_is_help=True
+    cls=PlanGroup, help="Say what will be read, so that it is fetched ahead and in time.", no_args_is_help=True
 )
 
 
 @app.callback()
-def _at(
+def at_mountpoint(
     context: typer.Context,
     mountpoint: Annotated[Path, typer.Argument(help="Where the dataset is mounted.", show_default=False)],
 ) -> None:
