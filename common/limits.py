@@ -586,6 +586,55 @@ ORDER_IDLE_READS = 512
 ORDER_FILES_KNOWN_MAX = 16_384
 """Files of an order whose names and numbers are kept at hand (about 400 B each). Forgotten all, and looked up again."""
 
+# --- plans: what a job says it will read (spoke/plans, PLAN.md) -----------------------------------------------
+
+PLAN_MESSAGE_MAX_BYTES = 16_383
+"""One message, by either way: what the kernel lets an ioctl through FUSE carry. Refuse: E2BIG."""
+
+PLAN_MESSAGE_MAX_STEPS = 4096
+"""Steps one message leads to, ranges over PLAN_STEP_MAX_BYTES counted as the pieces they are cut into: some 10 ms of the event
+loop. Refuse: E2BIG, send several."""
+
+PLAN_MESSAGE_MAX_PATH_BYTES = 1024 * 1024
+"""All paths of one message, which share beginnings and so could be far longer than it. Refuse: E2BIG."""
+
+PLAN_PATH_MAX_BYTES = 4096
+"""One path (Linux' PATH_MAX). Refuse: EINVAL."""
+
+PLAN_NAME_MAX_BYTES = 64
+"""A plan's name. Refuse: EINVAL."""
+
+PLAN_TEXT_MAX_BYTES = 1024
+"""The text of an answer. Cut."""
+
+PLAN_STEP_MAX_BYTES = EXTENT_BYTES
+"""The longest step kept: a longer range is cut at extents, so that its progress is seen."""
+
+PLANS_MAX = 24
+"""Plans at once: training and validation for each of 8 ranks, and some; below ORDERS_MAX_ACTIVE, which recipes share. One not
+heard or read for PLAN_IDLE_S makes way; else refuse: ENOSPC."""
+
+PLAN_IDLE_S = 60.0
+"""Longer than a checkpoint or a step; a job that evaluates for minutes keeps its plan unless others want the place."""
+
+PLAN_MAX_STEPS = 131_072
+"""Steps of one plan kept and not read yet (some 26 B each): eight times what ``hints`` says ahead. Refuse: ENOSPC."""
+
+PLANS_MAX_STEPS = 1_048_576
+"""The same over all plans: some 30 MB. Refuse: ENOSPC."""
+
+PLAN_MAX_FILES = 65_536
+"""Files of one plan (some 400 B each). Beyond, it begins anew with the latest message."""
+
+PLANS_MAX_FILES = 262_144
+"""The same over all plans: some 100 MB. Refuse: ENOSPC."""
+
+PLAN_UNUSED_S = 1800.0
+"""A plan of which nothing was said or read for so long is nobody's any more (evaluations take up to 10 minutes). Forget it."""
+
+PLAN_LOG_INTERVAL_S = 60.0
+"""Between two log lines about plans for one reason. Those between are counted and said with the next."""
+
 CACHE_FREE_FLOOR_INODES = 10_000
 """Inodes the cache leaves free on its file system (two are used for each file version). Evict, then bypass."""
 

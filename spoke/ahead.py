@@ -133,8 +133,13 @@ class Ahead:
             return
         if client.rtt_s is not None:
             planner.link(client.rtt_s, client.rate_bytes_per_s)
-        limit_bytes = min(limits.PREFETCH_MAX_OUTSTANDING_BYTES, planner.outstanding_limit_bytes)
-        budget_bytes = limit_bytes - fetcher.prefetch_outstanding_bytes - fetcher.write_backlog_bytes
+        # What the link needs in flight is one thing, what waits for the disk another: scattered pieces are written slowly,
+        # and would else leave nothing to ask for on a link that wants little.
+        asked_bytes = fetcher.prefetch_outstanding_bytes
+        unwritten_bytes = asked_bytes + fetcher.write_backlog_bytes
+        budget_bytes = min(
+            planner.outstanding_limit_bytes - asked_bytes, limits.PREFETCH_MAX_OUTSTANDING_BYTES - unwritten_bytes
+        )
         if budget_bytes < EXTENT_BYTES:
             return  # what arrives makes room for a whole one
         for fetch in planner.plan(self._clock(), budget_bytes):

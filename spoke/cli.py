@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,14 +11,17 @@ import typer
 
 from common import __version__
 from common.terminal import EXIT_FAILED, exit_codes, warn
-from spoke import control
-from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at
+from spoke import control, plan_cli
+from spoke.asking import ask as _ask
+from spoke.asking import explained as _explained
+from spoke.fuse.mountpoint import locate
 from spoke.places import runtime_dir
 
 app = typer.Typer(
     help="Show a far dataset as local files: cache it on this host's disk, fetch it ahead of the readers.",
     no_args_is_help=True,
 )
+app.add_typer(plan_cli.app, name="plan")
 Mountpoint = Annotated[Path, typer.Argument(help="Where the dataset is mounted.", show_default=False)]
 
 
@@ -231,28 +232,6 @@ def doctor(
 def accept(mountpoint: Mountpoint) -> None:
     """Believe the loss of names that a suspicious hub announced."""
     typer.echo(_ask(mountpoint, "accept")["said"])
-
-
-def _ask(mountpoint: Path, command: str) -> Any:
-    path = locate(mountpoint)
-    with _explained(path):
-        return control.ask_once(control.socket_path(runtime_dir(), path), {"command": command})
-
-
-@contextmanager
-def _explained(path: str) -> Iterator[None]:
-    """Say why nobody listens: a spoke that died, another user's, or no mountpoint at all."""
-    try:
-        yield
-    except control.NotMounted as error:
-        mounts = mounts_at(path)
-        if not mounts or not mounts[-1].is_ours:
-            raise control.NotMounted(f"{path}: {error}") from None
-        if ask_mount(path) is Answer.DISCONNECTED:
-            raise control.NotMounted(
-                f"the spoke of {path} has died; mount it again, or take it away with: headrace-spoke umount {path}"
-            ) from None
-        raise control.NotMounted(f"the spoke of {path} runs as another user") from None
 
 
 def main() -> None:

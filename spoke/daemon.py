@@ -48,6 +48,7 @@ from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Invalidation
 from spoke.orders.room import OrderRoom
 from spoke.places import runtime_dir
+from spoke.plans import Plans
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.planner import Planner
 from spoke.prefetch.scorecard import Scorecard
@@ -99,6 +100,7 @@ class Spoke:
         self.planner = Planner(self._next_file, stream_max_bytes=stream_max_bytes) if settings.prefetch else None
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock)
+        self.plans = Plans(self.tree, self.ahead if self.planner is not None else None, clock)
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
         self.ahead.attach(self.fetcher, self.client)
         self.ahead.foresee = store.foresee
@@ -117,6 +119,8 @@ class Spoke:
                 "stop": self._answer_stop,
                 "warm": self._answer_warm,
                 "accept": self._answer_accept,
+                "plan": self._answer_plan,
+                "plans": self._answer_plans,
             },
         )
         self._stop = asyncio.Event()
@@ -205,7 +209,10 @@ class Spoke:
             ownership=Ownership(settings.uid, settings.gid, settings.umask),
             cached_fraction=self._cached_fraction,
             confirm=self._confirm if settings.consistency == "strict" else None,
-            virtual_files={b"status": VirtualFile(lambda: json.dumps(self.status(), indent=1).encode() + b"\n")},
+            virtual_files={
+                b"status": VirtualFile(lambda: _shown(self.status())),
+                b"plan": VirtualFile(lambda: _shown(self.plans.facts()), self.plans.ioctl),
+            },
         )
         self.store.on_whole = operations.became_whole
         await device.serve(operations)
@@ -264,6 +271,7 @@ class Spoke:
                     "revision": float(self.tree.revision),
                 }
             )
+            self.plans.tend()
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
             await self.store.tend()
@@ -391,6 +399,7 @@ class Spoke:
                 "wasted_bytes": self.scorecard.wasted_bytes,
                 "outstanding_bytes": self.fetcher.prefetch_outstanding_bytes,
             },
+            "plans": self.plans.facts(),
             "orders": self.ahead.orders(),
             "data_path": {
                 "passthrough": passthrough.live if passthrough is not None else False,
@@ -420,6 +429,12 @@ class Spoke:
             async for facts in progress:
                 yield facts
 
+    async def _answer_plan(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield self.plans.request(request.get("message"))
+
+    async def _answer_plans(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield self.plans.facts()
+
     async def _answer_accept(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         suspicion = self.suspicious
         if suspicion is None:
@@ -443,6 +458,10 @@ def _four_fifths_of_the_disk(cache_dir: Path) -> int:
         return shutil.disk_usage(above).total * 4 // 5
     except OSError as error:
         raise CacheDirectoryError(f"cache directory {cache_dir}: {error.strerror}") from error
+
+
+def _shown(facts: Mapping[str, Any]) -> bytes:
+    return json.dumps(facts, indent=1).encode() + b"\n"
 
 
 def _plain(value: object) -> object:

@@ -11,6 +11,7 @@ from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Tree
+from spoke.plans import Plans
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import ReadResult, Reads
 
@@ -62,6 +63,8 @@ class Measured(Protocol):
     def tree(self) -> Tree: ...
     @property
     def scorecard(self) -> Scorecard: ...
+    @property
+    def plans(self) -> Plans: ...
     @property
     def suspicious(self) -> Suspicion | None: ...
     def staleness_s(self) -> float: ...
@@ -137,6 +140,31 @@ METRICS: tuple[Metric[Measured], ...] = (
         "gauge",
         "Prefetch asked for and not arrived.",
         lambda spoke: spoke.fetcher.prefetch_outstanding_bytes,
+    ),
+    Metric("headrace_spoke_plans", "gauge", "Declared plans that are followed.", lambda spoke: spoke.plans.active),
+    Metric(
+        "headrace_spoke_plan_steps",
+        "counter",
+        "Steps of declared plans: taken, or left out because no such file is there, or they lie past its end or are empty.",
+        lambda spoke: {
+            ("taken",): spoke.plans.taken_steps_total,
+            **{(why,): count for why, count in spoke.plans.left_out_total.items()},
+        },
+        ("outcome",),
+    ),
+    Metric(
+        "headrace_spoke_plan_refusals",
+        "counter",
+        "Messages of the plan channel that were refused, by the reason.",
+        lambda spoke: {(why,): count for why, count in spoke.plans.refused_total.items()},
+        ("reason",),
+    ),
+    Metric(
+        "headrace_spoke_plan_ends",
+        "counter",
+        "Plans that ended, by the reason; unused = nobody read or said anything of it for long.",
+        lambda spoke: {(why,): count for why, count in spoke.plans.ended_total.items()},
+        ("reason",),
     ),
     Metric(
         "headrace_spoke_corrupt_blocks",

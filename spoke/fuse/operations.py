@@ -448,10 +448,11 @@ class Operations(Generic[HandleT]):
         request = kernel.parse_ioctl(body)
         if request.command == kernel.TCGETS:
             return errno.ENOTTY
-        answer = virtual_file.ioctl(request.command, request.data, request.out_size_bytes)
-        if answer is None:
+        answered = virtual_file.ioctl(request.command, request.data, request.out_size_bytes)
+        if answered is None:
             return errno.ENOTTY
-        return kernel.pack_ioctl(0, answer[: request.out_size_bytes])
+        result, answer = answered
+        return kernel.pack_ioctl(result, answer[: request.out_size_bytes])
 
 
 def _refuse_write(_node_id: int, _body: memoryview, _task_id: int) -> Reply:

@@ -254,9 +254,9 @@ async def test_the_control_directory(tmp_path: Path) -> None:
     made = iter([b"first\n", b"second\n" * 3000])
     heard: list[tuple[int, bytes]] = []
 
-    def ioctl(command: int, data: bytes, out_size_bytes: int) -> bytes | None:
+    def ioctl(command: int, data: bytes, out_size_bytes: int) -> tuple[int, bytes] | None:
         heard.append((command, data))
-        return data[::-1] if command != 7 else None
+        return (-errno.ENOSPC if data[0] else 0), data[::-1]
 
     files = {b"status": VirtualFile(lambda: next(made)), b"plan": VirtualFile(lambda: b"", ioctl)}
     async with mounted(dataset, tmp_path, virtual_files=files) as mount:
@@ -272,12 +272,16 @@ with open(sys.argv[1], "rb") as file:
     said = bytearray(bytes(range(100)))
     fcntl.ioctl(file, {command}, said, True)
     assert bytes(said) == bytes(range(100))[::-1], said
+    refused = bytearray(b"\1" + bytes(99))
+    try: fcntl.ioctl(file, {command}, refused, True); raise SystemExit("taken")
+    except OSError as error: assert error.errno == errno.ENOSPC
+    assert refused[-1] == 1, "the answer comes with an errno too"
 with open(sys.argv[2], "rb") as other:
     try: fcntl.ioctl(other, {command}, bytearray(100), True); raise SystemExit("answered")
     except OSError as error: assert error.errno == errno.ENOTTY
 """
         await python(script, mount.path / ".headrace/plan", mount.path / "f")
-        assert heard == [(command, bytes(range(100)))]
+        assert heard == [(command, bytes(range(100))), (command, b"\1" + bytes(99))]
 
 
 async def test_errors_of_the_reader_reach_the_caller_and_never_a_short_read(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""Commands that ask the running spoke of a mountpoint: where it listens, and why nobody does if nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from spoke import control
+from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at
+from spoke.places import runtime_dir
+
+
+def ask(mountpoint: Path, command: str, request: Mapping[str, Any] | None = None) -> Any:
+    """The result of one command. Raises what the spoke answered, or NotMounted with the reason."""
+    path = locate(mountpoint)
+    with explained(path):
+        return control.ask_once(control.socket_path(runtime_dir(), path), {"command": command, **(request or {})})
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Say why nobody listens: a spoke that died, another user's, or no mountpoint at all."""
+    try:
+        yield
+    except control.NotMounted as error:
+        mounts = mounts_at(path)
+        if not mounts or not mounts[-1].is_ours:
+            raise control.NotMounted(f"{path}: {error}") from None
+        if ask_mount(path) is Answer.DISCONNECTED:
+            raise control.NotMounted(
+                f"the spoke of {path} has died; mount it again, or take it away with: headrace-spoke umount {path}"
+            ) from None
+        raise control.NotMounted(f"the spoke of {path} runs as another user") from None

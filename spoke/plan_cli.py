@@ -1,0 +1,196 @@
+"""``headrace-spoke plan MOUNTPOINT …``: declare what will be read, list the plans a spoke follows, drop one.
+
+``plan MOUNTPOINT --recipe NAME …`` is ``plan MOUNTPOINT recipe NAME …`` written shorter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, cast
+
+import typer
+from typer.core import TyperGroup
+
+from common import limits
+from common.errors import HeadraceError, UsageError
+from common.terminal import exit_codes
+from spoke import hints
+from spoke.asking import ask
+from spoke.fuse.mountpoint import locate
+from spoke.plan_file import LINE_MAX_BYTES, PlannedRange, read_plan_file
+from spoke.plan_message import Kind, encode_short
+
+_NO_ROOM_ERRNO = 28  # ENOSPC, as PLAN.md says it
+_LEFT_OUT_ERRNOS = (2, 34)  # ENOENT, ERANGE
+_RECIPE = "--recipe"
+
+
+class PlanGroup(TyperGroup):
+    """Takes ``--recipe NAME`` after the mountpoint for the command ``recipe NAME``, with all that follows."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for position, word in enumerate(args):
+            if word == _RECIPE or word.startswith(_RECIPE + "="):
+                named = args[position + 1 : position + 2] if word == _RECIPE else [word.partition("=")[2]]
+                rest = args[position + 1 + (word == _RECIPE) :]
+                # The mountpoint comes before; options of the recipe may stand on either side.
+                mountpoint, before = args[: min(position, 1)], args[min(position, 1) : position]
+                args = [*mountpoint, "recipe", *named, *before, *rest]
+                break
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=PlanGroup, help="Say what will be read, so that it is fetched ahead and in time.", no_args_is_help=True
+)
+
+
+@app.callback()
+def at_mountpoint(
+    context: typer.Context,
+    mountpoint: Annotated[Path, typer.Argument(help="Where the dataset is mounted.", show_default=False)],
+) -> None:
+    context.obj = mountpoint
+
+
+@app.command()
+@exit_codes
+def declare(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="Lines PATH OFFSET LENGTH, or JSON objects of them; - reads stdin.")],
+    name: Annotated[
+        str | None, typer.Option(help="The plan's name; one of this name is replaced. [default: FILE's]")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Stay, and say the rest as there is room for it, until all is said.")
+    ] = False,
+) -> None:
+    """Declare reads in the order in which a job will make them."""
+    mountpoint = cast(Path, context.obj)
+    plan = _SocketPlan(mountpoint, name or ("stdin" if file == "-" else Path(file).name))
+    with _opened(file) as lines:
+        ranges = read_plan_file(iter(lambda: lines.readline(LINE_MAX_BYTES + 1), b""))
+        said = plan.declare(ranges, follow=follow)
+    typer.echo(f"{said} reads declared as {plan.name}")
+    for note in plan.notes:
+        typer.echo(note, err=True)
+    if plan.left_out_steps:
+        raise HeadraceError(f"{plan.left_out_steps} steps were left out: {plan.notes[-1]}")
+    if plan.refusal is not None:
+        raise HeadraceError(f"declared {said} reads, and no more: {plan.refusal}")
+
+
+@app.command("list")
+@exit_codes
+def list_plans(
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
+    """The plans the spoke follows, and what it left out or refused."""
+    facts = ask(context.obj, "plans")
+    typer.echo(json.dumps(facts, indent=1) if as_json else render(facts))
+
+
+@app.command()
+@exit_codes
+def drop(context: typer.Context, name: Annotated[str, typer.Argument(help="As plan list shows it.")]) -> None:
+    """Have the spoke forget a plan."""
+    answer = ask(context.obj, "plan", {"message": encode_short(Kind.DROP, name).hex()})
+    if answer["errno"]:
+        raise UsageError(answer["text"])
+    typer.echo(f"dropped {name}")
+
+
+class _SocketPlan(hints.Telling):
+    """A plan told over the control socket. Paths are absolute below the mountpoint, or relative to it."""
+
+    def __init__(self, mountpoint: Path, name: str) -> None:
+        super().__init__(name)
+        self.notes: list[str] = []
+        self.left_out_steps = 0
+        self.refusal: str | None = None
+        self._refused_errno = 0
+        self._mountpoint = mountpoint
+        self._root = locate(mountpoint)
+
+    @property
+    def name(self) -> str:
+        return str(self._wire_name.decode())
+
+    def declare(self, ranges: Iterator[PlannedRange], *, follow: bool) -> int:
+        """Returns how many were taken; ``refusal`` says why not more. Raises UsageError for a line that cannot be."""
+        said = 0
+        chunk: list[PlannedRange] = []
+        ended = False
+        while True:
+            while len(chunk) < hints.MESSAGE_STEPS and not ended:
+                found = next(ranges, None)
+                ended = found is None
+                if found is not None:
+                    chunk.append(found)
+            if not chunk:
+                return said
+            self.refusal = None
+            taken = self._say_all(chunk, ended)
+            said += taken
+            del chunk[:taken]
+            if chunk and self.refusal is not None:
+                if not (follow and self._refused_errno == _NO_ROOM_ERRNO):
+                    return said
+                time.sleep(limits.PROGRESS_INTERVAL_S)
+
+    def _path(self, path: str) -> bytes:
+        if os.path.isabs(path):
+            inside = os.path.relpath(os.path.normpath(path), self._root)
+            if inside == os.pardir or inside.startswith(os.pardir + os.sep):
+                raise UsageError(f"{path} is not below the mountpoint {self._root}")
+            path = inside
+        return os.fsencode(os.path.normpath(path))
+
+    def _send(self, message: bytes, steps: int) -> bool:
+        answer = ask(self._mountpoint, "plan", {"message": message.hex()})
+        if answer["errno"] in _LEFT_OUT_ERRNOS:
+            self.left_out_steps += steps
+        elif answer["errno"]:
+            self.refusal, self._refused_errno = answer["text"], answer["errno"]
+            return False
+        if answer["text"] and answer["text"] not in self.notes[-1:]:
+            self.notes.append(answer["text"])
+        return True
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[BinaryIO]:
+    if file == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        opened = open(file, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None
+    with opened:
+        yield opened
+
+
+def render(facts: dict[str, Any]) -> str:
+    """``plan list`` for people."""
+    lines = [
+        f"{plan['name']}  {plan['read_steps']} of {plan['kept_steps']} steps read, in {plan['files']} files, "
+        f"last used {plan['idle_s']:.0f} s ago"
+        + (f", left out: {_counts(plan['left_out'])}" if any(plan["left_out"].values()) else "")
+        for plan in facts["active"]
+    ] or ["no plans"]
+    if facts["refused_messages"]:
+        lines.append(f"refused messages: {_counts(facts['refused_messages'])}")
+    if facts["last_refusal"] is not None:
+        lines.append(f"last refusal, {facts['last_refusal']['ago_s']:.0f} s ago: {facts['last_refusal']['reason']}")
+    return "\n".join(lines)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {why}" for why, count in counts.items() if count)
