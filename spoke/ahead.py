@@ -5,7 +5,8 @@ The planner is pure and decides; this module is its hands: it gives it the time,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from common import limits
 from common.blocks import EXTENT_BYTES, BlockRange
@@ -13,6 +14,7 @@ from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
 from spoke.metrics import Counts
 from spoke.prefetch.chains import FileFacts
+from spoke.prefetch.orders import Order
 from spoke.prefetch.planner import Planner, ReadSeen
 from spoke.reads import Handle, ReadResult
 
@@ -87,6 +89,21 @@ class Ahead:
 
     def corrupt_on_wire(self, version: bytes, block: int) -> None:
         self._counts.corrupt_on_wire += 1
+
+    # --- orders ------------------------------------------------------------------------------------------
+
+    def add_order(self, order: Order) -> None:
+        """Follow an order from now on. Raises OrderError when its name is taken, PlanTooLong when too many are followed."""
+        if self._planner is not None:
+            self._planner.add_order(self._clock(), order)
+            self._pump()
+
+    def drop_order(self, name: str) -> bool:
+        return self._planner is not None and self._planner.drop_order(name)
+
+    def orders(self) -> Sequence[Mapping[str, Any]]:
+        """Facts on each order followed."""
+        return self._planner.orders() if self._planner is not None else []
 
     # --- doing -------------------------------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Invalidation
+from spoke.order_shelf import OrderShelf
 from spoke.places import runtime_dir
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.planner import Planner
@@ -98,6 +99,9 @@ class Spoke:
         self.planner = Planner(self._next_file, stream_max_bytes=stream_max_bytes) if settings.prefetch else None
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock)
+        self.order_shelf = OrderShelf(
+            (settings.cache_dir / "orders").absolute(), self.ahead if settings.prefetch else None
+        )
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
         self.ahead.attach(self.fetcher, self.client)
         store.on_gone = self.ahead.evicted
@@ -114,6 +118,9 @@ class Spoke:
                 "stop": self._answer_stop,
                 "warm": self._answer_warm,
                 "accept": self._answer_accept,
+                "orders": self._answer_orders,
+                "order-load": self._answer_order_load,
+                "order-drop": self._answer_order_drop,
             },
         )
         self._stop = asyncio.Event()
@@ -158,6 +165,7 @@ class Spoke:
         self.client.start()
         await self._get_names()
         runtime.settle_memory()
+        await self.order_shelf.start()
         await self._mount()
         await self.control.start()
         await self.pages.start(*parse_address(settings.metrics))
@@ -410,6 +418,15 @@ class Spoke:
         async with contextlib.aclosing(Warmer(self.tree, self.store, self.fetcher).run(paths)) as progress:
             async for facts in progress:
                 yield facts
+
+    async def _answer_orders(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield {"directory": str(self.order_shelf.directory), "orders": list(self.order_shelf.facts())}
+
+    async def _answer_order_load(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield await self.order_shelf.load(Path(str(request.get("path"))))
+
+    async def _answer_order_drop(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield {"dropped": await self.order_shelf.drop(str(request.get("name")))}
 
     async def _answer_accept(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         suspicion = self.suspicious
