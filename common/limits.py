@@ -686,3 +686,50 @@ HEAP_KEPT_BYTES = 128 * 1024 * 1024
 
 EXTENT_BUFFERS_KEPT = 48
 """Buffers of one extent that a process keeps for the next use. Beyond these each is made anew."""
+
+# --- recipes: orders computed from what is public (spoke/recipes), in the command's own process ---------------
+
+RECIPE_MEMORY_ARRAY_BYTES = 16 * 1024 * 1024
+"""A recipe's arrays from this size on are kept in files without a name, whose pages the kernel may take back."""
+
+RECIPE_PIECE_ROWS = 1 << 18
+"""Rows worked on at once: some 20 MB in a handful of temporary columns."""
+
+RECIPE_READ_BYTES = 8 * 1024 * 1024
+"""One read of an index file through the mount."""
+
+RECIPE_TABLE_READERS = 16
+"""Offset tables of shards read through the mount at once: each waits a round trip or two for the hub."""
+
+RECIPE_MAX_SAMPLES = 1 << 34
+"""Samples or documents of one run (128 GiB of scratch). Refuse: UsageError."""
+
+RECIPE_INDEX_MAX_BYTES = 256 * 1024 * 1024
+"""An index.json; 64 MiB shards of 100 TB make some 600 MB of samples' text in none, about 150 MB here. Refuse: UsageError."""
+
+RECIPE_DESCRIPTION_MAX_BYTES = 4 * 1024 * 1024
+"""A *-description.txt of Megatron (a blend of some hundred datasets has 200 KB). Refuse: UsageError."""
+
+RECIPE_NPY_HEADER_BYTES = 4096
+"""Header of a .npy: 128 bytes for plain numbers. Refuse: UsageError."""
+
+RECIPE_PERMUTATION_WITHOUT_TORCH = 4_000_000
+"""Records shuffled as PyTorch does without PyTorch (2 s in Python). Refuse: UsageError."""
+
+RECIPE_SEGMENT_STEPS = 4_000_000
+"""Steps of one order file of a recipe, all lanes together (100 MB on disk). The next file is made while this one is followed."""
+
+RECIPE_OVERLAP_SHARE = 1 / 8
+"""The part of a segment with which the next one begins, so that the follower finds its place there before this one ends."""
+
+RECIPE_FOLLOW_INTERVAL_S = 5.0
+"""How often the command asks how far the lanes are. A segment lasts minutes at 10,000 reads a second."""
+
+RECIPE_PROC_MAX_BYTES = 2 * 1024 * 1024
+"""Environment or command line of a running job (the kernel's own limit for both). Refuse: UsageError."""
+
+ORDER_FILES_MAX_KEPT = 16
+"""Order files followed again after a restart, the newest; half of ORDERS_MAX_ACTIVE is left for plans. Older ones are removed."""
+
+ORDER_LOAD_TIMEOUT_S = 60.0
+"""How long a command waits until the spoke has checked an order file (100 MB are read once). Then it fails."""

@@ -46,7 +46,7 @@ from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Invalidation
-from spoke.orders.room import OrderRoom
+from spoke.orders.shelf import OrderShelf
 from spoke.places import runtime_dir
 from spoke.plans import Plans
 from spoke.prefetch.chains import FileFacts
@@ -101,11 +101,13 @@ class Spoke:
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock)
         self.plans = Plans(self.tree, self.ahead if self.planner is not None else None, clock)
+        self.order_shelf = OrderShelf(
+            (settings.cache_dir / "orders").absolute(), self.ahead if settings.prefetch else None
+        )
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
         self.ahead.attach(self.fetcher, self.client)
         self.ahead.foresee = store.foresee
         store.on_gone = self.ahead.evicted
-        self.order_room = OrderRoom(settings.cache_dir / "orders", self.ahead.add_order, self.ahead.drop_order)
         self.reads = Reads(store, self.fetcher, self.ahead, clock, read_timeout_s=settings.read_timeout)
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
@@ -121,6 +123,9 @@ class Spoke:
                 "accept": self._answer_accept,
                 "plan": self._answer_plan,
                 "plans": self._answer_plans,
+                "orders": self._answer_orders,
+                "order-load": self._answer_order_load,
+                "order-drop": self._answer_order_drop,
             },
         )
         self._stop = asyncio.Event()
@@ -164,12 +169,8 @@ class Spoke:
         self.fetcher.start()
         self.client.start()
         await self._get_names()
-        if self.planner is not None:
-            try:
-                await self.order_room.open()
-            except OSError as error:
-                log.error("orders cannot be kept; nothing is fetched by them", error=str(error))
         runtime.settle_memory()
+        await self.order_shelf.start()
         await self._mount()
         await self.control.start()
         await self.pages.start(*parse_address(settings.metrics))
@@ -434,6 +435,15 @@ class Spoke:
 
     async def _answer_plans(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield self.plans.facts()
+
+    async def _answer_orders(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield {"directory": str(self.order_shelf.directory), "orders": list(self.order_shelf.facts())}
+
+    async def _answer_order_load(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield await self.order_shelf.load(Path(str(request.get("path"))))
+
+    async def _answer_order_drop(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield {"dropped": await self.order_shelf.drop(str(request.get("name")))}
 
     async def _answer_accept(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         suspicion = self.suspicious

@@ -25,6 +25,7 @@ from spoke.asking import ask
 from spoke.fuse.mountpoint import locate
 from spoke.plan_file import LINE_MAX_BYTES, PlannedRange, read_plan_file
 from spoke.plan_message import Kind, encode_short
+from spoke.recipes import cli as recipes_cli
 
 _NO_ROOM_ERRNO = 28  # ENOSPC, as PLAN.md says it
 _LEFT_OUT_ERRNOS = (2, 34)  # ENOENT, ERANGE
@@ -91,19 +92,28 @@ def declare(
 def list_plans(
     context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """The plans the spoke follows, and what it left out or refused."""
+    """The plans and orders the spoke follows, and what it left out or refused."""
     facts = ask(context.obj, "plans")
+    declared = {plan["name"] for plan in facts["active"]}
+    followed = ask(context.obj, "orders")["orders"]
+    facts["orders"] = [order for order in followed if order["name"] not in declared]
     typer.echo(json.dumps(facts, indent=1) if as_json else render(facts))
 
 
 @app.command()
 @exit_codes
 def drop(context: typer.Context, name: Annotated[str, typer.Argument(help="As plan list shows it.")]) -> None:
-    """Have the spoke forget a plan."""
+    """Have the spoke forget a plan, or an order that a recipe made."""
+    if ask(context.obj, "order-drop", {"name": name})["dropped"]:
+        typer.echo(f"dropped {name}")
+        return
     answer = ask(context.obj, "plan", {"message": encode_short(Kind.DROP, name).hex()})
     if answer["errno"]:
         raise UsageError(answer["text"])
     typer.echo(f"dropped {name}")
+
+
+app.command("recipe", context_settings=recipes_cli.FREE_OPTIONS)(recipes_cli.recipe)
 
 
 class _SocketPlan(hints.Telling):
@@ -184,7 +194,11 @@ def render(facts: dict[str, Any]) -> str:
         f"last used {plan['idle_s']:.0f} s ago"
         + (f", left out: {_counts(plan['left_out'])}" if any(plan["left_out"].values()) else "")
         for plan in facts["active"]
-    ] or ["no plans"]
+    ]
+    for order in facts.get("orders", ()):
+        places = ", ".join(f"{lane['position']} of {lane['length']}" for lane in order["lanes"])
+        lines.append(f"{order['name']}  by {order['reason']}, {order['state']}" + (f", at {places}" if places else ""))
+    lines = lines or ["no plans"]
     if facts["refused_messages"]:
         lines.append(f"refused messages: {_counts(facts['refused_messages'])}")
     if facts["last_refusal"] is not None:

@@ -11,9 +11,8 @@ from common import limits
 from common.errors import DamagedOrder, DiskError, OrderError, OrderTooNew, PlanTooLong
 from spoke.orders.growing import GrowingOrder
 from spoke.orders.mapped import open_order
-from spoke.orders.room import OrderRoom
 from spoke.orders.writer import OrderWriter
-from spoke.prefetch.orders import FileFacts, Order, Reason, Step
+from spoke.prefetch.orders import FileFacts, Reason, Step
 
 FILES = [FileFacts(b"a", b"a" * 16, 10_000), FileFacts(b"b", b"b" * 16, 5), FileFacts(b"empty", b"e" * 16, 0)]
 
@@ -111,29 +110,3 @@ def test_messages_say_what_was_seen(tmp_path: Path) -> None:
     (tmp_path / "new").write_bytes(data)
     with pytest.raises(OrderTooNew, match="format 2"):
         open_order(tmp_path / "new")
-
-
-async def test_the_room_follows_what_it_holds_and_leaves_what_it_cannot(tmp_path: Path) -> None:
-    followed: dict[str, Order] = {}
-
-    def add(order: Order) -> None:
-        followed[order.name] = order
-
-    room = OrderRoom(tmp_path / "orders", add, lambda name: followed.pop(name, None) is not None)
-    await room.open()
-    assert (tmp_path / "orders").stat().st_mode & 0o777 == 0o700
-    for name in ("plan: a/b", "x" * 250, "y" * 200 + "é" * 20):
-        with writer(room.path_of(name), name=name) as written:
-            written.finish()
-    bad = room.path_of("bad")
-    bad.write_bytes(b"nothing")
-    unfinished = bad.with_name("half.order.new")
-    unfinished.write_bytes(b"half")
-    await room.open()
-    assert set(followed) == {"plan: a/b", "x" * 250, "y" * 200 + "é" * 20}
-    assert bad.exists()
-    assert not unfinished.exists()
-    assert await room.drop("plan: a/b")
-    assert not await room.drop("plan: a/b")
-    assert "plan: a/b" not in followed
-    assert not room.path_of("plan: a/b").exists()
