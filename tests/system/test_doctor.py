@@ -39,7 +39,7 @@ def test_a_healthy_pair(pair: Pair) -> None:
     assert "'data' at revision" in found["hub"]["seen"]
     assert str(pair.work_dir / "cache") in found["cache file system"]["seen"]
     assert sorted(entry.name for entry in (pair.work_dir / "cache").iterdir()) == sorted(
-        ["headrace-cache.json", "lock", "names", "versions"]
+        ["headrace-cache.json", "lock", "names", "orders", "versions"]
     )
 
     # A far and fast link by hand: the same limits no longer do.
