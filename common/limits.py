@@ -413,6 +413,12 @@ PREFETCH_CHAIN_MAX_FILES = 256
 PREFETCH_LEDGER_MAX_EXTENTS = 65536
 """Extents (1 MiB) planned or prefetched and unread that are kept account of: 64 GiB. The oldest is forgotten, uncounted."""
 
+RECORD_MAX_BYTES = 1 << 30
+"""One file of ``--record``: 38 million READs. At it the recording ends, with a line in the log; the mount goes on."""
+
+RECORD_PIECE_BYTES = 64 * 1024
+"""What a recording gathers before it writes: some 2,300 READs, 20 us in one call. Also written every HOUSEKEEPING_INTERVAL_S."""
+
 CACHE_FREE_FLOOR_INODES = 10_000
 """Inodes the cache leaves free on its file system (two are used for each file version). Evict, then bypass."""
 

@@ -51,6 +51,7 @@ from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.planner import Planner
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import Handle, Reads
+from spoke.recorder import Recorder, Recording
 from spoke.warm import Warmer
 
 log = get_logger(__name__)
@@ -101,7 +102,9 @@ class Spoke:
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
         self.ahead.attach(self.fetcher, self.client)
         store.on_gone = self.ahead.evicted
-        self.reads = Reads(store, self.fetcher, self.ahead, clock, read_timeout_s=settings.read_timeout)
+        self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
+        observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
+        self.reads = Reads(store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout)
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
         registry = CollectorRegistry()
@@ -158,6 +161,8 @@ class Spoke:
         self.client.start()
         await self._get_names()
         runtime.settle_memory()
+        if self.recorder is not None:
+            self.recorder.open()
         await self._mount()
         await self.control.start()
         await self.pages.start(*parse_address(settings.metrics))
@@ -232,6 +237,8 @@ class Spoke:
         await self.journal.close()
         await self.store.close()
         await self.control.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     async def _keep_house(self) -> None:
         """What is done now and then: tell the hub how we fare, and the cache which versions nobody names any more."""
@@ -259,6 +266,8 @@ class Spoke:
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
             await self.store.tend()
+            if self.recorder is not None:
+                self.recorder.flush()
 
     # --- between the rooms -------------------------------------------------------------------------------
 
