@@ -363,6 +363,9 @@ PREFETCH_STREAM_MAX_BYTES = 192 * 1024 * 1024
 PREFETCH_WINDOWS_MAX_BYTES = 512 * 1024 * 1024
 """How far all active streams run ahead together, shared evenly, never below the smallest window each. They wait."""
 
+PREFETCH_WINDOWS_CACHE_SHARE = 4
+"""One part in so many of the cache is for all windows together, where that is less: what is evicted unread was fetched in vain."""
+
 PREFETCH_OUTSTANDING_MIN_BYTES = 16 * 1024 * 1024
 """In flight whatever the link was measured at: a low measure may be our own doing. 16 MiB / 60 ms is above 1 Gbit/s."""
 
@@ -383,6 +386,9 @@ PREFETCH_MAX_HANDLES = 65536
 
 PREFETCH_STREAMS_PER_FILE = 128
 """Recognised streams in one file; the longest unread is forgotten."""
+
+PREFETCH_STRIDES_PER_FILE = 32
+"""Progressions (reads at equal distances) followed in one file; the longest unread is forgotten."""
 
 PREFETCH_CANDIDATES_PER_FILE = 128
 """Reads in one file that might begin a stream; the oldest is forgotten."""

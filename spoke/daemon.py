@@ -96,7 +96,14 @@ class Spoke:
         self.siblings = Siblings(self.tree)
         # What is fetched ahead must fit beside what is kept: a small cache would evict it before it is read.
         stream_max_bytes = min(limits.PREFETCH_STREAM_MAX_BYTES, store.usage().capacity_bytes // 8)
-        self.planner = Planner(self._next_file, stream_max_bytes=stream_max_bytes) if settings.prefetch else None
+        windows_max_bytes = min(
+            limits.PREFETCH_WINDOWS_MAX_BYTES, store.usage().capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE
+        )
+        self.planner = (
+            Planner(self._next_file, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes)
+            if settings.prefetch
+            else None
+        )
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock)
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)

@@ -47,9 +47,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--cache-share", type=float, default=0.25, help="cache / data (default 0.25, at least 16 MiB)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--data", type=parse_size, default=Scale.data_bytes, help="size of the data set (default 512MiB)"
-    )
+    parser.add_argument("--data", type=parse_size, default=Scale.data_bytes, help="size of the data set (default 2GiB)")
     parser.add_argument(
         "--reads", type=int, default=Scale.reads, help=f"READs of a trace, about (default {Scale.reads})"
     )

@@ -25,8 +25,8 @@ class Scale:
     """
 
     seed: int = 1
-    data_bytes: int = 512 * MIB
-    reads: int = 8000
+    data_bytes: int = 2048 * MIB
+    reads: int = 16000
     processes: int = 2
     workers: int = 4
     epochs: int = 2

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.replay.evictors import FILE_SHIFT, Belady
 from bench.replay.future import Future
-from bench.replay.simulator import HIT, RESULTS, Predictor, Read, Simulation, split
+from bench.replay.simulator import HIT, MISS, RESULTS, Predictor, Read, Simulation, split
 from bench.replay.trace import Trace
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
@@ -66,7 +66,7 @@ class KernelReadahead(_Base):
             start += size
             size = min(size * (4 if size < self._max // 16 else 2), self._max)
             mark = start
-        elif result != HIT and (first == 0 or first == last_end):
+        elif result == MISS and (first == 0 or first == last_end):
             count = end - first
             size = 1 << (count - 1).bit_length()
             size = min(size * (4 if size <= self._max // 32 else 2 if size <= self._max // 4 else 1), self._max)
@@ -111,7 +111,10 @@ class Planned(_Base):
             if one.path.rpartition(b"/")[0] == following.path.rpartition(b"/")[0]
         }
         stream_max_bytes = min(limits.PREFETCH_STREAM_MAX_BYTES, capacity_bytes // 8)
-        self.planner = Planner(after.get, stream_max_bytes=stream_max_bytes)
+        windows_max_bytes = min(
+            limits.PREFETCH_WINDOWS_MAX_BYTES, capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE
+        )
+        self.planner = Planner(after.get, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes)
         self.read_ns: array[int] | None = array("Q") if timed else None
         self.arrival_ns: array[int] | None = array("Q") if timed else None
         self._link_from_s = -1.0

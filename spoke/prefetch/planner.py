@@ -7,7 +7,7 @@ room, an extent at a time. What goes unread is charged, and whoever wastes too m
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Literal, NamedTuple
 
 from common import limits
@@ -15,6 +15,7 @@ from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange, 
 from spoke.prefetch.chains import Chain, Chains, FileFacts, NextFile
 from spoke.prefetch.scorecard import Ledger, Reason, Scorecard
 from spoke.prefetch.streams import Join, Run, RunTable
+from spoke.prefetch.strides import StrideTable
 from spoke.prefetch.window import Latency, Trust, Window
 
 _WHOLE_EXTENTS_FROM_BYTES = EXTENT_BYTES * 3 // 2
@@ -49,12 +50,13 @@ class _File:
     ``whole``: the plan of one that is fetched as a whole. ``following``: beginnings of the files after it, anticipated.
     """
 
-    __slots__ = ("block_count", "chain", "facts", "following", "paused_until_s", "runs", "trust", "whole")
+    __slots__ = ("block_count", "chain", "facts", "following", "paused_until_s", "runs", "strides", "trust", "whole")
 
     def __init__(self, facts: FileFacts) -> None:
         self.facts = facts
         self.block_count = count_blocks(facts.size_bytes)
         self.runs = RunTable(self.block_count)
+        self.strides = StrideTable(self.block_count)
         self.trust = Trust()
         self.paused_until_s = 0.0
         self.chain: Chain | None = None
@@ -101,6 +103,7 @@ class Planner:
     """``next_file``: the file after a path in its directory's order, a pure look-up (default: none).
 
     ``small_file_bytes``: files up to this size are fetched whole. ``stream_max_bytes``: how far one stream runs ahead.
+    ``windows_max_bytes``: how far all do together.
     """
 
     def __init__(
@@ -109,10 +112,13 @@ class Planner:
         *,
         small_file_bytes: int = limits.PREFETCH_SMALL_FILE_BYTES,
         stream_max_bytes: int = limits.PREFETCH_STREAM_MAX_BYTES,
+        windows_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
     ) -> None:
         self.scorecard = Scorecard()
         self._small_file_bytes = small_file_bytes
         self._stream_max_bytes = stream_max_bytes
+        self._windows_max_bytes = windows_max_bytes
+        self._scattered: deque[tuple[_File, int, BlockRange]] = deque()
         self._chains = Chains(next_file)
         self._ledger = Ledger(self.scorecard)
         self._latency = Latency()
@@ -134,7 +140,7 @@ class Planner:
     @property
     def has_plans(self) -> bool:
         """:meth:`plan` may give something; asked after every read, so that most cost no more."""
-        return bool(self._jobs)
+        return bool(self._jobs or self._scattered)
 
     @property
     def active_streams(self) -> int:
@@ -182,7 +188,12 @@ class Planner:
     def evicted(self, version: bytes, blocks: BlockRange) -> None:
         """The cache let blocks go (for the scorecard)."""
         self._catch_up(self._latest_s, version)
-        self._ledger.evicted(version, blocks)
+        wasted_bytes = self._ledger.evicted(version, blocks)
+        file = self._files.get(version)
+        if wasted_bytes and file is not None:
+            file.trust.wasted(wasted_bytes)
+            self._trust.wasted(wasted_bytes)
+            file.runs.lost(blocks)
 
     def is_quiet(self, version: bytes, offset_bytes: int, length_bytes: int) -> bool:
         """Take note of a read that was a hit, if it goes on where the last one ended and nothing is to be planned for it yet.
@@ -238,12 +249,16 @@ class Planner:
         run, join = file.runs.observe(start_block, end_block, now_s, self._new_id())
         if file.runs.dropped:
             self._settle(file)
+        if join is Join.NEW or join is Join.EARLIER:
+            self._stride(now_s, file, start_block, end_block, run.downward_reads, late=late)
+        trusted = file.trust.earned and self._trust.earned
         if run.window is None:
-            trusted = file.trust.earned and self._trust.earned
             if not file.runs.is_stream(run, start_block, end_block, trusted=trusted):
                 return
             file.runs.promote(run, end_block - start_block, Window(now_s))
             self._settle(file)
+        elif not trusted and not file.runs.is_believed(run, start_block, end_block):
+            return
         elif seen.result == "miss" and run.planned_block > run.next_block and join is Join.JOINED:
             run.planned_block = run.next_block  # what was planned here is gone, or never came
         if run.charged_blocks:
@@ -255,6 +270,11 @@ class Planner:
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What to fetch now, at most ``budget_bytes`` in all, round the streams with room an extent at a time."""
         fetches: list[Fetch] = []
+        while self._scattered and budget_bytes >= EXTENT_BYTES:
+            file, stream_id, blocks = self._scattered.popleft()
+            for fresh in self._ledger.plan(now_s, file.facts.version, blocks, Reason.STRIDED):
+                fetches.append(Fetch(file.facts.version, fresh, stream_id, Reason.STRIDED, file.facts.size_bytes))
+                budget_bytes -= fresh.block_count * BLOCK_BYTES
         paused: list[tuple[int, _Job]] = []
         jobs = self._jobs
         while jobs and budget_bytes >= BLOCK_BYTES:
@@ -312,6 +332,25 @@ class Planner:
             score.late += 1
         else:
             score.misses += 1
+
+    def _stride(
+        self, now_s: float, file: _File, start_block: int, end_block: int, downward: int, *, late: bool
+    ) -> None:
+        """A read that continues no run: the next of a progression perhaps."""
+        strides = file.strides
+        stride = strides.observe(start_block, end_block, now_s, downward_reads=downward)
+        if stride is None or not (file.trust.earned and self._trust.earned):
+            return
+        cap_bytes = min(self._stream_max_bytes, self._windows_max_bytes // (len(self._active) + len(strides)))
+        latency_s = self._latency.latency_s
+        for blocks in strides.ahead(stride, now_s, late=late, latency_s=latency_s, cap_bytes=cap_bytes):
+            self._scattered.append((file, -stride.stride_id, blocks))
+        self._settle_strides(file)
+
+    def _settle_strides(self, file: _File) -> None:
+        file.trust.wasted(file.strides.wasted_bytes)
+        self._trust.wasted(file.strides.wasted_bytes)
+        file.strides.wasted_bytes = 0
 
     def _file_of(self, now_s: float, seen: ReadSeen) -> _File | None:
         file = self._files.get(seen.version)
@@ -373,7 +412,7 @@ class Planner:
         window = run.window
         assert window is not None
         self._touch(now_s, run)
-        share_bytes = limits.PREFETCH_WINDOWS_MAX_BYTES // len(self._active)
+        share_bytes = self._windows_max_bytes // len(self._active)
         window.read(
             now_s,
             read_bytes,
@@ -386,6 +425,8 @@ class Planner:
         room_bytes = (end_block - max(run.planned_block, run.next_block)) * BLOCK_BYTES
         # Whole extents where the window has room for them; the last piece of a file always.
         piece_bytes = min(EXTENT_BYTES, window.window_bytes // 4)
+        if run.next_block >= file.block_count:
+            self._active.pop(run.stream_id, None)  # done: it needs no share
         if room_bytes >= piece_bytes or (room_bytes > 0 and end_block == file.block_count):
             self._jobs.setdefault(run.stream_id, _Job(file, run, Reason.SEQUENTIAL))
         elif end_block == file.block_count:
@@ -455,6 +496,8 @@ class Planner:
         file.runs.dropped.clear()
 
     def _charge_all(self, file: _File) -> None:
+        file.strides.forget()
+        self._settle_strides(file)
         for run in file.runs.streams():
             self._charge(file, run)
         if file.whole is not None:

@@ -19,6 +19,7 @@ class Reason(Enum):
     """Why something is fetched ahead."""
 
     SEQUENTIAL = "sequential"
+    STRIDED = "strided"
     SMALL_FILE = "small-file"
     NEXT_FILE = "next-file"
 
@@ -117,9 +118,9 @@ class Ledger:
     def failed(self, version: bytes, blocks: BlockRange) -> None:
         self._clear(version, blocks, count_waste=False)
 
-    def evicted(self, version: bytes, blocks: BlockRange) -> None:
-        """The cache let blocks go; those that nobody had read were wasted."""
-        self._clear(version, blocks, count_waste=True)
+    def evicted(self, version: bytes, blocks: BlockRange) -> int:
+        """The cache let blocks go; those that nobody had read were wasted: returns their bytes."""
+        return self._clear(version, blocks, count_waste=True)
 
     def read(self, now_s: float, version: bytes, blocks: BlockRange, *, late: bool) -> None:
         """Blocks were read. ``late``: the reader waits for some; otherwise what still counts as outstanding was there all along."""
@@ -141,12 +142,15 @@ class Ledger:
             if not extent.unread and not extent.outstanding:
                 del self._extents[(version, index)]
 
-    def _clear(self, version: bytes, blocks: BlockRange, *, count_waste: bool) -> None:
+    def _clear(self, version: bytes, blocks: BlockRange, *, count_waste: bool) -> int:
+        """Returns the bytes that were wasted."""
+        wasted_bytes = 0
         for index, mask in _masks(blocks):
             extent = self._extents.get((version, index))
             if extent is None:
                 continue
             if count_waste and (wasted := mask & extent.unread):
+                wasted_bytes += wasted.bit_count() * BLOCK_BYTES
                 self._score.reasons[extent.reason].wasted_bytes += wasted.bit_count() * BLOCK_BYTES
                 extent.unread &= ~wasted
             if not count_waste:
@@ -154,6 +158,7 @@ class Ledger:
                 extent.awaited &= ~mask
             if not extent.unread and not extent.outstanding:
                 del self._extents[(version, index)]
+        return wasted_bytes
 
 
 def _masks(blocks: BlockRange) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from enum import Enum
 
 from common import limits
+from common.blocks import BlockRange
 from spoke.prefetch.window import Window
 
 RANDOM_FAULT_BLOCKS = 32
@@ -19,6 +20,10 @@ RANDOM_FAULT_BLOCKS = 32
 
 _HISTORY_READS = 32
 _RANDOM_SHARE = 0.25
+_RUNS_SHARE = 0.5
+_IDLE_READS = 16
+"""A run that was passed over by so many reads, and two for each other stream, was met by chance: it shows itself anew."""
+
 _READS_NORMAL, _READS_FAULT, _READS_RANDOM, _READS_DISTRUSTED = 2, 3, 4, 8
 _CHANCE = math.log(0.01)
 """A run that random reads would bring about less often than this is taken for a stream."""
@@ -27,6 +32,7 @@ _CHANCE = math.log(0.01)
 class Join(Enum):
     NEW = "new"
     JOINED = "joined"
+    EARLIER = "earlier"  # it ends where a young run begins: its reads came out of order, or go backwards
     ECHO = "echo"  # the place a run has just read, read again (a second reader at its heels)
 
 
@@ -34,10 +40,11 @@ class Run:
     """A contiguous run of reads: blocks from ``start_block`` up to ``next_block``, in ``reads`` reads.
 
     Once ``window`` is there it is a stream, planned up to ``planned_block``. ``evidence_blocks``: what it has read in a
-    row. ``charged_blocks``: what was written off as wasted when the file was closed.
+    row. ``charged_blocks``: what was written off as wasted when the file was closed. ``downward_reads``: its last so many reads each
+    came before the one before.
     """
 
-    __slots__ = ("charged_blocks", "evidence_blocks", "last_read_s", "next_block", "planned_block", "reads",
+    __slots__ = ("charged_blocks", "downward_reads", "evidence_blocks", "last_read", "last_read_s", "next_block", "planned_block", "reads",
                  "start_block", "stream_id", "window")  # fmt: skip
 
     def __init__(self, stream_id: int, start_block: int, next_block: int, now_s: float) -> None:
@@ -48,7 +55,9 @@ class Run:
         self.reads = 1
         self.evidence_blocks = next_block - start_block
         self.last_read_s = now_s
+        self.last_read = 0
         self.charged_blocks = 0
+        self.downward_reads = 1
         self.window: Window | None = None
 
     @property
@@ -70,6 +79,7 @@ class RunTable:
         self._candidates: OrderedDict[int, Run] = OrderedDict()
         self._streams: OrderedDict[int, Run] = OrderedDict()
         self._join_share = 0.5
+        self._reads = 0
         self.dropped: list[Run] = []
 
     def __len__(self) -> int:
@@ -86,6 +96,7 @@ class RunTable:
 
     def observe(self, start_block: int, end_block: int, now_s: float, new_id: int) -> tuple[Run, Join]:
         """The run that a read of blocks ``start_block`` to ``end_block`` (not empty) belongs to; ``new_id`` if it begins one."""
+        self._reads += 1
         by_next = self._by_next
         run = by_next.get(start_block)
         if run is None and end_block > start_block + 1:
@@ -96,17 +107,21 @@ class RunTable:
         echoed = by_next.get(end_block)
         if echoed is not None:
             echoed.last_read_s = now_s
+            echoed.last_read = self._reads
             return echoed, Join.ECHO
         later = self._by_start.pop(end_block, None)
         if later is not None:  # the earlier read came second
             later.evidence_blocks += end_block - start_block
             later.start_block = start_block
             later.reads += 1
+            later.downward_reads += 1
             later.last_read_s = now_s
             self._by_start[start_block] = later
             self._candidates.move_to_end(later.stream_id)
-            return later, self._joined()
+            self._joined()
+            return later, Join.EARLIER
         run = Run(new_id, start_block, end_block, now_s)
+        run.last_read = self._reads
         self._join_share -= self._join_share / _HISTORY_READS
         self._forget_candidate(self._by_start.get(start_block))
         self._candidates[new_id] = run
@@ -120,6 +135,8 @@ class RunTable:
         """Whether a candidate, whose latest read this was, has shown enough: the less likely streams are here, the more it takes."""
         if not trusted:
             return run.reads >= _READS_DISTRUSTED
+        if run.downward_reads > _READS_NORMAL or (run.downward_reads > 1 and start_block):
+            return False  # going backwards, or two reads out of order: the next one tells
         if self.looks_random:
             return run.reads >= _READS_RANDOM and not self._may_be_chance(run, end_block - start_block)
         if start_block == 0:
@@ -130,6 +147,16 @@ class RunTable:
         if unaligned and end_block - start_block == RANDOM_FAULT_BLOCKS and run.reads < _READS_FAULT:
             return False
         return not self._may_be_chance(run, end_block - start_block)
+
+    def is_believed(self, run: Run, start_block: int, end_block: int) -> bool:
+        """Whether a stream may go on in a file that wastes much: it has read enough in a row since it last lost what it had planned."""
+        return self._join_share >= _RUNS_SHARE and run.evidence_blocks >= _READS_DISTRUSTED * (end_block - start_block)
+
+    def lost(self, blocks: BlockRange) -> None:
+        """Blocks were evicted before anybody read them: the streams that had planned them begin again to show themselves."""
+        for run in self._streams.values():
+            if run.next_block < blocks.end_block and blocks.first_block < run.planned_block:
+                run.evidence_blocks = 0
 
     def _may_be_chance(self, run: Run, read_blocks: int) -> bool:
         """Random reads of this size hit an end of some run so often that one as long as this proves nothing."""
@@ -179,9 +206,13 @@ class RunTable:
 
     def _extend(self, run: Run, end_block: int, now_s: float) -> None:
         del self._by_next[run.next_block]
+        if run.window is not None and self._reads - run.last_read > _IDLE_READS + 2 * len(self._streams):
+            run.evidence_blocks = 0
+        run.last_read = self._reads
         run.evidence_blocks += end_block - run.next_block
         run.next_block = end_block
         run.reads += 1
+        run.downward_reads = 1
         run.last_read_s = now_s
         (self._candidates if run.window is None else self._streams).move_to_end(run.stream_id)
 
