@@ -255,7 +255,8 @@ class Planner:
         if run.window is None:
             if not file.runs.is_stream(run, start_block, end_block, trusted=trusted):
                 return
-            file.runs.promote(run, end_block - start_block, Window(now_s))
+            for continued in file.runs.promote(run, end_block - start_block, Window(now_s)):
+                self._active.pop(continued.stream_id, None)  # or it would take a share for PREFETCH_ACTIVE_S more
             self._settle(file)
         elif not trusted and not file.runs.is_believed(run, start_block, end_block):
             return
