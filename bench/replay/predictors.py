@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from common.errors import UsageError
 from common.units import parse_size
-from spoke.prefetch.planner import FileFacts, Planner, ReadSeen
+from spoke.prefetch.planner import Fetch, FileFacts, Planner, ReadSeen
 
 PREDICTORS = ("none", "kernel", "window", "planner", "orders", "oracle")
 
@@ -137,40 +137,42 @@ class Planned(_Base):
         self.planner.closed(now_s, handle)
 
     def read(self, now_s: float, read: Read, result: int) -> None:
-        began_ns = time.perf_counter_ns() if self.read_ns is not None else 0
         planner, version = self.planner, self._facts[read.file].version
-        if result != HIT or not planner.is_quiet(version, read.offset_bytes, read.length_bytes):
-            task = read.lane.task
-            planner.read(
-                now_s,
-                ReadSeen(read.handle, task, version, read.offset_bytes, read.length_bytes, RESULTS[result]),  # type: ignore[arg-type]
-            )
-            self._plan(now_s)
+        task, offset_bytes, length_bytes = read.lane.task, read.offset_bytes, read.length_bytes
+        fetches: Sequence[Fetch] = ()
+        began_ns = time.perf_counter_ns() if self.read_ns is not None else 0
+        if result != HIT or not planner.is_quiet(version, offset_bytes, length_bytes):
+            seen = ReadSeen(read.handle, task, version, offset_bytes, length_bytes, RESULTS[result])  # type: ignore[arg-type]
+            planner.read(now_s, seen)
+            fetches = self._plan(now_s)
         if self.read_ns is not None:
             self.read_ns.append(time.perf_counter_ns() - began_ns)
+        self._ask(fetches)
 
     def arrived(self, now_s: float, file: int, blocks: BlockRange) -> None:
         began_ns = time.perf_counter_ns() if self.arrival_ns is not None else 0
         self.planner.arrived(now_s, self._facts[file].version, blocks)
-        self._plan(now_s)
+        fetches = self._plan(now_s)
         if self.arrival_ns is not None:
             self.arrival_ns.append(time.perf_counter_ns() - began_ns)
+        self._ask(fetches)
 
     def evicted(self, file: int, blocks: BlockRange) -> None:
         self.planner.evicted(self._facts[file].version, blocks)
 
-    def _plan(self, now_s: float) -> None:
+    def _plan(self, now_s: float) -> Sequence[Fetch]:
         planner, sim = self.planner, self.sim
         if not planner.has_plans:
-            return
+            return ()
         assert sim.world is not None
         planner.link(sim.world.rtt_s, sim.rate_seen_bytes_per_s)
         limit_bytes = min(limits.PREFETCH_MAX_OUTSTANDING_BYTES, planner.outstanding_limit_bytes)
         budget_bytes = limit_bytes - sim.prefetch_outstanding_bytes
-        if budget_bytes < EXTENT_BYTES:
-            return
-        for fetch in planner.plan(now_s, budget_bytes):
-            sim.prefetch(int.from_bytes(fetch.version, "big"), fetch.blocks.first_block, fetch.blocks.block_count)
+        return planner.plan(now_s, budget_bytes) if budget_bytes >= EXTENT_BYTES else ()
+
+    def _ask(self, fetches: Sequence[Fetch]) -> None:
+        for fetch in fetches:
+            self.sim.prefetch(int.from_bytes(fetch.version, "big"), fetch.blocks.first_block, fetch.blocks.block_count)
 
 
 class Oracle(_Base):

@@ -349,9 +349,12 @@ class Planner:
         self._settle_strides(file)
 
     def _settle_strides(self, file: _File) -> None:
-        file.trust.wasted(file.strides.wasted_bytes)
-        self._trust.wasted(file.strides.wasted_bytes)
-        file.strides.wasted_bytes = 0
+        """Progressions that the file forgot: what they had ahead is wasted."""
+        wasted_bytes = file.strides.wasted_bytes
+        if wasted_bytes:
+            file.strides.wasted_bytes = 0
+            file.trust.wasted(wasted_bytes)
+            self._trust.wasted(wasted_bytes)
 
     def _file_of(self, now_s: float, seen: ReadSeen) -> _File | None:
         file = self._files.get(seen.version)

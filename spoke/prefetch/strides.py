@@ -96,7 +96,7 @@ class StrideTable:
         )
         # Never more steps ahead than were seen: lanes at equal distances begin like a progression, and go on otherwise.
         wanted = min(stride.reads, max(1, stride.window.window_bytes // read_bytes))
-        if wanted - stride.planned < max(1, wanted // 8):
+        if wanted - stride.planned < max(1, wanted // 4):
             return []  # a few at a time
         ranges = []
         for number in range(stride.planned + 1, wanted + 1):
