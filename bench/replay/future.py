@@ -1,4 +1,4 @@
-"""What comes next, known from the trace itself: the order of all READs when nothing makes anybody wait, and each extent's next use."""
+"""What comes next, known from the trace itself: the order in which a job on local data wants its READs, and each extent's next use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ _NUMBER_MASK = (1 << 40) - 1
 
 
 class Future:
-    """``order``: process << 40 | number of each READ, as a job on local data makes them. ``done``: those made by now."""
+    """``order``: process << 40 | number of each READ, as a job on local data wants them. ``done``: those made by now."""
 
     def __init__(self, trace: Trace, order: array[int]) -> None:
         self.order = order
         self.done = bytearray(len(order))
+        self._first = 0
         codes = np.frombuffer(order, dtype=np.uint64)
+        sizes = np.zeros(len(codes), dtype=np.uint64)
         self._places = [array("Q", bytes(8 * process.read_count)) for process in trace.processes]
         extents, places = [], []
         positions = np.arange(len(codes), dtype=np.uint64)
@@ -33,12 +35,14 @@ class Future:
             self._places[number] = array("Q", by_read.tobytes())
             offsets = np.frombuffer(process.offsets, dtype=np.uint64)[reads].astype(np.int64)
             lengths = np.frombuffer(process.lengths, dtype=np.uint32)[reads].astype(np.int64)
+            sizes[mine.astype(np.int64)] = lengths.astype(np.uint64)
             files = np.frombuffer(process.files, dtype=np.uint32)[reads].astype(np.int64)
             first, last = offsets // EXTENT_BYTES, (offsets + lengths - 1) // EXTENT_BYTES
             for step in range(int((last - first).max(initial=0)) + 1):
                 touched = first + step <= last
                 extents.append((files[touched] << FILE_SHIFT) | (first[touched] + step))
                 places.append(mine[touched])
+        self._bytes_before = array("Q", np.concatenate(([0], np.cumsum(sizes))).astype(np.uint64).tobytes())
         all_extents = np.concatenate(extents) if extents else np.zeros(0, dtype=np.int64)
         all_places = np.concatenate(places) if places else np.zeros(0, dtype=np.uint64)
         sorting = np.lexsort((all_places, all_extents))
@@ -49,6 +53,14 @@ class Future:
 
     def consumed(self, process: int, number: int) -> None:
         self.done[self._places[process][number]] = 1
+
+    def bytes_until(self, place: int) -> int:
+        """What is read between the first READ not made yet and the one at ``place``."""
+        first, done = self._first, self.done
+        while first < len(done) and done[first]:
+            first += 1
+        self._first = first
+        return self._bytes_before[place] - self._bytes_before[min(first, place)]
 
     def next_use(self, extent: int) -> int:
         """The place in the order of the next READ of this extent that was not made yet; NEVER if none."""
@@ -64,6 +76,15 @@ class Future:
 
 
 def local_order(trace: Trace) -> array[int]:
-    order = Simulation(trace, None, keep_order=True).run().order
-    assert order is not None
-    return order
+    """READs by when their batch is consumed, then as they are made: what the job waits for first comes first."""
+    outcome = Simulation(trace, None, keep_order=True).run()
+    assert outcome.order is not None
+    assert outcome.consumed_s is not None
+    codes = np.frombuffer(outcome.order, dtype=np.uint64)
+    due_s = np.zeros(len(codes))
+    for number, (process, consumed_s) in enumerate(zip(trace.processes, outcome.consumed_s, strict=True)):
+        mine = np.flatnonzero(codes >> np.uint64(40) == number)
+        reads = (codes[mine] & np.uint64(_NUMBER_MASK)).astype(np.int64)
+        batches = np.searchsorted(np.frombuffer(process.batch_ends, dtype=np.uint64), reads, side="right")
+        due_s[mine] = np.frombuffer(consumed_s, dtype=np.float64)[batches]
+    return array("Q", codes[np.argsort(due_s, kind="stable")].tobytes())

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from bench.replay.evictors import FILE_SHIFT, Belady
-from bench.replay.future import Future
+from bench.replay.future import NEVER, Future
 from bench.replay.simulator import HIT, MISS, RESULTS, Predictor, Read, Simulation, split
 from bench.replay.trace import Trace
 from common import limits
@@ -178,7 +178,8 @@ class Planned(_Base):
 class Oracle(_Base):
     """Knows the order of all READs: fetches exactly what the next ones need, soonest first, and never lets go of what is used sooner.
 
-    It keeps the link full and no more: what is under way is what the path holds, and a little.
+    It keeps the link full and no more: what is under way is what the path holds, and a little. What will be used again goes only for
+    what is read within twice that.
     """
 
     def __init__(self, trace: Trace, future: Future, belady: Belady) -> None:
@@ -225,6 +226,8 @@ class Oracle(_Base):
             furthest = self._belady.furthest()
             if furthest is None or furthest[0] <= place:
                 return False
+            if furthest[0] != NEVER and self._future.bytes_until(place) > 2 * self._limit_bytes:
+                return False  # early enough later on, and until then what is here may still be of use
             sim.evict(furthest[1])
         return True
 

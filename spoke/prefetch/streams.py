@@ -49,8 +49,20 @@ class Run:
     came before the one before. ``streak``: of its reads so many came at its end and soon one after another.
     """
 
-    __slots__ = ("charged_blocks", "downward_reads", "evidence_blocks", "last_read", "last_read_s", "next_block", "planned_block", "reads",
-                 "start_block", "stream_id", "streak", "window")  # fmt: skip
+    __slots__ = (
+        "charged_blocks",
+        "downward_reads",
+        "evidence_blocks",
+        "last_read",
+        "last_read_s",
+        "next_block",
+        "planned_block",
+        "reads",
+        "start_block",
+        "streak",
+        "stream_id",
+        "window",
+    )  # fmt: skip
 
     def __init__(self, stream_id: int, start_block: int, next_block: int, now_s: float) -> None:
         self.stream_id = stream_id
