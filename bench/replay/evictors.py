@@ -11,7 +11,7 @@ from typing import Protocol
 from bench.replay.trace import Trace
 from common.blocks import EXTENT_BYTES
 from common.errors import UsageError
-from spoke.cache.eviction import EvictionPolicy, FileExtents
+from spoke.cache.eviction import EvictionPolicy, FileExtents, NextUse
 
 FILE_SHIFT = 32
 EXTENT_MASK = (1 << FILE_SHIFT) - 1
@@ -58,6 +58,10 @@ class Ours:
 
     def gone(self, extent: int) -> None:
         self._policy.gone(self._file(extent >> FILE_SHIFT), extent & EXTENT_MASK)
+
+    def foresee(self, next_use: NextUse) -> None:
+        """Choose by what orders tell of the future."""
+        self._policy.next_use = next_use
 
     def choose(self) -> int | None:
         found = self._policy.choose()

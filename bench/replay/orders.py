@@ -1,14 +1,12 @@
-"""A trace as the orders a planner can be told: one an epoch's worth of processes, a lane each, in the order of their batches."""
+"""A trace as the orders a planner can be told: one a phase, a lane for each of its processes, in the order of their batches."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from bench.replay.trace import Process, Trace
-from spoke.prefetch.chains import FileFacts
-from spoke.prefetch.scorecard import Reason
+from spoke.prefetch.orders import FileFacts, Order, Reason, Step
 
 
 class TraceOrder:
@@ -30,9 +28,7 @@ class TraceOrder:
     def first(self, lane: int) -> int:
         return 0
 
-    def step(self, lane: int, position: int) -> Any:
-        from spoke.prefetch.orders import Step  # type: ignore[import-not-found, unused-ignore]
-
+    def step(self, lane: int, position: int) -> Step:
         process = self._lanes[lane]
         return Step(process.files[position], process.offsets[position], process.lengths[position])
 
@@ -80,10 +76,9 @@ class TraceOrder:
         return result
 
 
-def orders_of(trace: Trace, facts: Sequence[FileFacts]) -> list[TraceOrder]:
-    """One order for each phase of the trace. A planner that takes orders knows the reason PLAN."""
-    reason: Reason = Reason["PLAN"]
-    return [
-        TraceOrder(f"trace-{phase}", reason, facts, [one for one in trace.processes if one.phase == phase])
+def orders_of(trace: Trace, facts: Sequence[FileFacts]) -> dict[int, Order]:
+    """The order of each phase of the trace, as its job would declare it."""
+    return {
+        phase: TraceOrder(f"trace-{phase}", Reason.PLAN, facts, [one for one in trace.processes if one.phase == phase])
         for phase in trace.phases
-    ]
+    }

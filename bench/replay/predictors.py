@@ -6,10 +6,10 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 from bench.replay.evictors import FILE_SHIFT, Belady
 from bench.replay.future import NEVER, Future
+from bench.replay.orders import orders_of
 from bench.replay.simulator import HIT, MISS, RESULTS, Predictor, Read, Simulation, split
 from bench.replay.trace import Trace
 from common import limits
@@ -93,7 +93,8 @@ class FixedWindow(_Base):
 
 
 class Planned(_Base):
-    """The spoke's planner, driven as ``spoke.ahead`` drives it. ``orders``: it is told what each process will read.
+    """The spoke's planner, driven as ``spoke.ahead`` drives it. ``orders``: it is told what the processes of a phase will read, as the
+    first of them reads.
 
     ``timed``: note how long it thinks about each READ (its share of ``pump`` included) and about each arrival.
     """
@@ -117,18 +118,8 @@ class Planned(_Base):
         self.planner = Planner(after.get, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes)
         self.read_ns: array[int] | None = array("Q") if timed else None
         self.arrival_ns: array[int] | None = array("Q") if timed else None
-        self._link_from_s = -1.0
-        if orders:
-            self._add_orders(trace)
-
-    def _add_orders(self, trace: Trace) -> None:
-        add_order: Callable[[Any], None] | None = getattr(self.planner, "add_order", None)
-        if add_order is None:
-            raise UsageError("this planner takes no orders; leave out the policy 'orders'")
-        from bench.replay.orders import orders_of
-
-        for order in orders_of(trace, self._facts):
-            add_order(order)
+        self._undeclared = orders_of(trace, self._facts) if orders else {}
+        self.knows_orders = orders
 
     def opened(self, now_s: float, handle: int, task: int, file: int) -> None:
         self.planner.opened(now_s, handle, self._facts[file], task)
@@ -140,6 +131,10 @@ class Planned(_Base):
         planner, version = self.planner, self._facts[read.file].version
         task, offset_bytes, length_bytes = read.lane.task, read.offset_bytes, read.length_bytes
         fetches: Sequence[Fetch] = ()
+        if self._undeclared:
+            order = self._undeclared.pop(read.lane.job.process.phase, None)
+            if order is not None:
+                planner.add_order(now_s, order)
         began_ns = time.perf_counter_ns() if self.read_ns is not None else 0
         if result != HIT or not planner.is_quiet(version, offset_bytes, length_bytes):
             seen = ReadSeen(read.handle, task, version, offset_bytes, length_bytes, RESULTS[result])  # type: ignore[arg-type]
@@ -172,7 +167,8 @@ class Planned(_Base):
 
     def _ask(self, fetches: Sequence[Fetch]) -> None:
         for fetch in fetches:
-            self.sim.prefetch(int.from_bytes(fetch.version, "big"), fetch.blocks.first_block, fetch.blocks.block_count)
+            file, blocks = int.from_bytes(fetch.version, "big"), fetch.blocks
+            self.planner.asked(fetch, self.sim.prefetch(file, blocks.first_block, blocks.block_count))
 
 
 class Oracle(_Base):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.replay.evictors import Belady, make_evictor
+from bench.replay.evictors import Belady, Ours, make_evictor
 from bench.replay.future import Future, local_order
 from bench.replay.predictors import Planned, make_predictor
 from bench.replay.simulator import Outcome, Simulation, World
@@ -88,6 +88,8 @@ class Bench:
         belady = evictor if isinstance(evictor, Belady) else None
         capacity_bytes = self.world.capacity_bytes
         predictor = make_predictor(predictor_name, self.trace, capacity_bytes, future, belady, timed=timed)
+        if isinstance(predictor, Planned) and predictor.knows_orders and isinstance(evictor, Ours):
+            evictor.foresee(predictor.planner.next_use)
         on_read = futures[0].consumed if futures else None
         gc.disable()  # a million READs make as many objects, and hardly a cycle
         try:
