@@ -228,7 +228,17 @@ def test_masks_and_runs() -> None:
 def test_every_policy_runs_and_the_same_seed_gives_the_same() -> None:
     trace = make("olmo", Scale(data_bytes=64 * MIB, reads=600)).at_load(50e6)
     bench = Bench(trace, world_for(trace, 0.06, 125e6, 0.5), 1)
-    for policy in ("none", "kernel", "window:1MiB", "planner", "oracle", "none/lru", "planner/clock", "none/belady"):
+    for policy in (
+        "none",
+        "kernel",
+        "window:1MiB",
+        "planner",
+        "orders",
+        "oracle",
+        "none/lru",
+        "planner/clock",
+        "none/belady",
+    ):
         assert bench.run(policy) == bench.run(policy), policy
     for wrong in ("best", "none/fifo", "none:1MiB", "oracle/lru"):
         with pytest.raises(UsageError):

@@ -85,6 +85,44 @@ def test_backward_from_the_middle_fetches_nothing_ahead_of_where_it_began() -> N
     assert max(fetch.blocks.end_block for fetch in reader.fetches) <= (256 * MIB + 128 * KIB) // BLOCK_BYTES
 
 
+def test_a_stride_is_no_business_of_orders() -> None:
+    reader = Reader(1 << 30)
+    reader.hits(range(16 * MIB, -1, -128 * KIB), 128 * KIB)
+    assert reader.fetches
+    assert all(fetch.stream_id >= 0 for fetch in reader.fetches), "below are orders"
+
+
+def test_what_fails_is_left_alone_and_what_was_closed_is_not_fetched() -> None:
+    for event in ("failed", "closed"):
+        reader = Reader(1 << 30)
+        reader.hits([number * MIB for number in range(20)], 64 * KIB)
+        reader.fetches.clear()
+        for number in range(20, 30):  # nothing may be asked for meanwhile
+            reader.planner.read(9.0, ReadSeen(1, 1, reader.facts.version, number * MIB, 64 * KIB, "late"))
+        assert reader.planner.has_plans
+        if event == "failed":
+            reader.planner.failed(9.0, reader.facts.version, BlockRange(0, 1))
+        else:
+            reader.planner.closed(9.0, 1)
+        assert reader.planner.plan(9.0, BUDGET) == []
+        assert not reader.planner.has_plans
+
+
+def test_what_orders_waste_is_not_held_against_guesses() -> None:
+    for reason, goes_on in ((Reason.PLAN, True), (Reason.STRIDED, False)):
+        reader = Reader(1 << 30)
+        version = reader.facts.version
+        reader.hits([number * MIB for number in range(20)], 64 * KIB)
+        ledger = reader.planner._ledger
+        far = BlockRange(512 << 8, 64 << 8)
+        ledger.plan(reader.now_s, version, far, reason)
+        ledger.arrived(reader.now_s, version, far)
+        reader.planner.evicted(version, far)
+        reader.fetches.clear()
+        reader.hits([number * MIB for number in range(20, 60)], 64 * KIB)
+        assert bool(reader.fetches) is goes_on
+
+
 def test_backward_stops_at_the_first_block() -> None:
     reader = Reader(1 << 30)
     reader.hits(range(16 * MIB, -1, -128 * KIB), 128 * KIB)
