@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 PY := $(VENV)/bin/python
 ARGS ?=
 
-.PHONY: help setup demo test check lint types arch bench fuzz clean
+.PHONY: help setup demo test check lint types arch bench replay fuzz clean
 
 help: ## list these words
 	@if [ -t 1 ] && [ -z "$${NO_COLOR:-}" ]; then on=$$'\033[36m' off=$$'\033[0m'; else on= off=; fi
@@ -49,6 +49,9 @@ arch: $(READY) ## import-linter: the arrows between the rooms
 
 bench: $(READY) ## read speed through the mount, as ratios; JSON in bench/out (bench/RESULTS.md)
 	@$(PY) -m bench.read_path $(ARGS)
+
+replay: $(READY) ## what fetching ahead is worth: all access patterns x policies, simulated (ARGS="--patterns mds")
+	@$(PY) -m bench.replay $(ARGS)
 
 fuzz: $(READY) ## property tests with fresh seeds and FACTOR times their examples (default 50)
 	@HEADRACE_FUZZ_FACTOR=$${FACTOR:-50} $(PY) -m pytest -p bench.fuzz -q $(ARGS)

@@ -455,6 +455,9 @@ PREFETCH_STREAM_MAX_BYTES = 192 * 1024 * 1024
 PREFETCH_WINDOWS_MAX_BYTES = 512 * 1024 * 1024
 """How far all active streams run ahead together, shared evenly, never below the smallest window each. They wait."""
 
+PREFETCH_WINDOWS_CACHE_SHARE = 4
+"""One part in so many of the cache is for all windows together, where that is less: what is evicted unread was fetched in vain."""
+
 PREFETCH_OUTSTANDING_MIN_BYTES = 16 * 1024 * 1024
 """In flight whatever the link was measured at: a low measure may be our own doing. 16 MiB / 60 ms is above 1 Gbit/s."""
 
@@ -481,6 +484,9 @@ PREFETCH_MAX_HANDLES = 65536
 
 PREFETCH_STREAMS_PER_FILE = 128
 """Recognised streams in one file; the longest unread is forgotten."""
+
+PREFETCH_STRIDES_PER_FILE = 32
+"""Progressions (reads at equal distances) followed in one file; the longest unread is forgotten."""
 
 PREFETCH_CANDIDATES_PER_FILE = 128
 """Reads in one file that might begin a stream; the oldest is forgotten."""
@@ -510,6 +516,12 @@ PREFETCH_CHAIN_MAX_FILES = 256
 
 PREFETCH_LEDGER_MAX_EXTENTS = 65536
 """Extents (1 MiB) planned or prefetched and unread that are kept account of: 64 GiB. The oldest is forgotten, uncounted."""
+
+RECORD_MAX_BYTES = 1 << 30
+"""One file of ``--record``: 38 million READs. At it the recording ends, with a line in the log; the mount goes on."""
+
+RECORD_PIECE_BYTES = 64 * 1024
+"""What a recording gathers before it writes: some 2,300 READs, 20 us in one call. Also written every HOUSEKEEPING_INTERVAL_S."""
 
 # --- orders: what will be read, known ahead (spoke/orders) ----------------------------------------------------
 

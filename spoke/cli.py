@@ -60,6 +60,9 @@ def mount(
     ] = None,
     identity: Annotated[str | None, typer.Option(help="This spoke's name for the hub. [default: host name]")] = None,
     prefetch: Annotated[bool | None, typer.Option("--prefetch/--no-prefetch", help="Fetch ahead of readers.")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write down every open, READ and close in this new file, for bench.replay.")
+    ] = None,
     compression: Annotated[
         bool | None, typer.Option("--compression/--no-compression", help="Take compressed data from the hub.")
     ] = None,
@@ -107,6 +110,7 @@ def mount(
         "links": links,
         "identity": identity,
         "prefetch": prefetch,
+        "record": record,
         "compression": compression,
         "revision": revision,
         "snapshot": snapshot,

@@ -28,7 +28,7 @@ class SpokeSettings(Settings):
     less. ``read_timeout`` 0: a read waits for the hub for ever. ``links``: bulk connections beside the control one, 0: as the path wants.
     ``prefetch`` off: fetch only what is read. ``compression`` off: take raw bytes only.
     ``revision`` or ``snapshot``: show the tree of that one, for ever. ``consistency``: ``lease`` (the hub tells of changes) or
-    ``strict`` (it is asked at each open).
+    ``strict`` (it is asked at each open). ``record``: a file to write down every open, READ and close in (TRACE.md).
     """
 
     hub: Annotated[str, checked(_hub_address)]
@@ -42,6 +42,7 @@ class SpokeSettings(Settings):
     links: Annotated[int, Field(ge=0, le=64)] = 0
     identity: Annotated[str, Field(min_length=1, max_length=200)] = Field(default_factory=socket.gethostname)
     prefetch: bool = True
+    record: Path | None = None
     compression: bool = True
     passthrough: bool = True
     allow_other: bool = True
@@ -64,11 +65,11 @@ class SpokeSettings(Settings):
             )
         return self
 
-    @field_validator("cache_dir")
+    @field_validator("cache_dir", "record")
     @classmethod
-    def _absolute(cls, value: Path) -> Path:
+    def _absolute(cls, value: Path | None) -> Path | None:
         """As ``status`` shows it to people in other directories; a link in it is left as it is."""
-        return value.absolute()
+        return value.absolute() if value is not None else None
 
     @field_validator("umask", mode="before")
     @classmethod

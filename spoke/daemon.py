@@ -53,6 +53,7 @@ from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.planner import Planner
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import Handle, Reads
+from spoke.recorder import Recorder, Recording
 from spoke.warm import Warmer
 
 log = get_logger(__name__)
@@ -97,7 +98,14 @@ class Spoke:
         self.siblings = Siblings(self.tree)
         # What is fetched ahead must fit beside what is kept: a small cache would evict it before it is read.
         stream_max_bytes = min(limits.PREFETCH_STREAM_MAX_BYTES, store.usage().capacity_bytes // 8)
-        self.planner = Planner(self._next_file, stream_max_bytes=stream_max_bytes) if settings.prefetch else None
+        windows_max_bytes = min(
+            limits.PREFETCH_WINDOWS_MAX_BYTES, store.usage().capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE
+        )
+        self.planner = (
+            Planner(self._next_file, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes)
+            if settings.prefetch
+            else None
+        )
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock)
         self.plans = Plans(self.tree, self.ahead if self.planner is not None else None, clock)
@@ -108,7 +116,9 @@ class Spoke:
         self.ahead.attach(self.fetcher, self.client)
         self.ahead.foresee = store.foresee
         store.on_gone = self.ahead.evicted
-        self.reads = Reads(store, self.fetcher, self.ahead, clock, read_timeout_s=settings.read_timeout)
+        self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
+        observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
+        self.reads = Reads(store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout)
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
         registry = CollectorRegistry()
@@ -170,6 +180,8 @@ class Spoke:
         self.client.start()
         await self._get_names()
         runtime.settle_memory()
+        if self.recorder is not None:
+            self.recorder.open()
         await self.order_shelf.start()
         await self._mount()
         await self.control.start()
@@ -248,6 +260,8 @@ class Spoke:
         await self.journal.close()
         await self.store.close()
         await self.control.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     async def _keep_house(self) -> None:
         """What is done now and then: tell the hub how we fare, and the cache which versions nobody names any more."""
@@ -276,6 +290,8 @@ class Spoke:
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
             await self.store.tend()
+            if self.recorder is not None:
+                self.recorder.flush()
 
     # --- between the rooms -------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ class Planner:
     """``next_file``: the file after a path in its directory's order, a pure look-up (default: none).
 
     ``small_file_bytes``: files up to this size are fetched whole. ``stream_max_bytes``: how far one place runs ahead.
+    ``windows_max_bytes``: how far all do together.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Planner:
         *,
         small_file_bytes: int = limits.PREFETCH_SMALL_FILE_BYTES,
         stream_max_bytes: int = limits.PREFETCH_STREAM_MAX_BYTES,
+        windows_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
     ) -> None:
         self.scorecard = Scorecard()
         self._ledger = Ledger(self.scorecard)
@@ -66,8 +68,11 @@ class Planner:
             self._latency,
             small_file_bytes=small_file_bytes,
             stream_max_bytes=stream_max_bytes,
+            windows_max_bytes=windows_max_bytes,
         )
-        self._following = Following(self._ledger, self._latency, stream_max_bytes=stream_max_bytes)
+        self._following = Following(
+            self._ledger, self._latency, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes
+        )
         self._handles: dict[int, FileFacts] = {}
         self._open_counts: dict[bytes, int] = {}
         self._quiet: dict[bytes, _Quiet] = {}
@@ -150,9 +155,11 @@ class Planner:
         self._following.failed(now_s, version)
 
     def evicted(self, version: bytes, blocks: BlockRange) -> None:
-        """The cache let blocks go (for the scorecard)."""
+        """The cache let blocks go: what was guessed of them and not read is charged. Orders see for themselves what is used."""
         self._catch_up(self._latest_s, version)
-        self._ledger.evicted(version, blocks)
+        wasted = self._ledger.evicted(version, blocks)
+        if wasted:
+            self._guesses.evicted(version, blocks, wasted)
 
     def is_quiet(self, version: bytes, offset_bytes: int, length_bytes: int) -> bool:
         """Take note of a read that was a hit, if it goes on where the last one ended and nothing is to be planned for it yet.
