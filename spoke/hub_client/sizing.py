@@ -38,7 +38,8 @@ LAG_AGE_ROUND_TRIPS = 12
 """A connection younger than this many round trips (and two seconds) is still growing its window: it may be slower than the others."""
 
 YOUNG_GROWTH = 2
-"""A connection is asked for at most so many times what it has brought (and LINK_YOUNG_BYTES): what its window may grow to in a round trip."""
+"""A connection is asked for at most so many times what it has brought (and LINK_YOUNG_BYTES): its window may grow to that in a
+round trip."""
 
 
 def most_outstanding_bytes(received_bytes: int) -> int:
