@@ -60,7 +60,8 @@ def table(metrics: Sequence[Metric[Any]]) -> list[str]:
 def page() -> str:
     lines = [HEAD, "## Hub", "", *table(HUB), "", "## Spoke", "", *table(SPOKE), "", "## Labels", ""]
     lines += ["No label's values grow with files, reads or time.", "", "| label | values |", "|---|---|"]
-    used = sorted({label for metric in (*HUB, *SPOKE) for label in metric.labels})
+    every: tuple[Metric[Any], ...] = (*HUB, *SPOKE)
+    used = sorted({label for metric in every for label in metric.labels})
     lines += [f"| `{label}` | {LABEL_VALUES[label]} |" for label in used]
     return "\n".join(lines) + "\n"
 
