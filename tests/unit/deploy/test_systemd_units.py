@@ -11,6 +11,7 @@ import pytest
 
 UNITS = Path(__file__).parents[3] / "deploy/systemd"
 HUB, SPOKE = UNITS / "headrace-hub.service", UNITS / "headrace-spoke@.service"
+PATH_MTU = UNITS / "headrace-path-mtu.service"
 ANALYZE = shutil.which("systemd-analyze")
 needs_analyze = pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed (Debian: systemd)")
 
@@ -38,13 +39,13 @@ def installed(tmp_path: Path) -> Path:
     binaries.mkdir()
     for name in ("headrace-hub", "headrace-spoke"):
         (binaries / name).symlink_to("/bin/true")
-    for unit, name in ((HUB, HUB.name), (SPOKE, "headrace-spoke@c4.service")):
+    for unit, name in ((HUB, HUB.name), (SPOKE, "headrace-spoke@c4.service"), (PATH_MTU, PATH_MTU.name)):
         (tmp_path / name).write_text(unit.read_text().replace("/opt/headrace/bin", str(binaries)))
     return tmp_path
 
 
 @needs_analyze
-@pytest.mark.parametrize("name", ["headrace-hub.service", "headrace-spoke@c4.service"])
+@pytest.mark.parametrize("name", ["headrace-hub.service", "headrace-spoke@c4.service", "headrace-path-mtu.service"])
 def test_systemd_finds_no_fault(installed: Path, name: str) -> None:
     done = subprocess.run(
         [str(ANALYZE), "verify", "--man=no", "--recursive-errors=no", str(installed / name)],
