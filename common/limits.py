@@ -441,6 +441,14 @@ LOG_KEPT_S = 7 * 24 * 3600.0
 RUNTIME_FILE_SWEPT_AFTER_S = 60.0
 """Sockets and records of dead spokes younger than this are left alone: their spoke may just be starting."""
 
+# --- under systemd (common/systemd) -----------------------------------------------------------------------
+
+SERVICE_SIGN_INTERVAL_S = 10.0
+"""Between two signs of life to systemd, or a third of the unit's WatchdogSec where that is less: two may be lost."""
+
+SERVICE_START_EXTENSION_S = 60.0
+"""More time that each sign asks for while a daemon starts. A loop that hangs for longer then: systemd ends the start."""
+
 # --- prefetch (spoke/prefetch) -------------------------------------------------------------------------------
 
 PREFETCH_SMALL_FILE_BYTES = 4 * 1024 * 1024

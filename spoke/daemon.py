@@ -26,6 +26,7 @@ from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, Us
 from common.log import get_logger
 from common.metrics import HttpPages, TableCollector
 from common.runtime import cancel_and_wait
+from common.systemd import ServiceManager
 from common.units import format_address, parse_address
 from spoke import control
 from spoke.ahead import Ahead
@@ -500,6 +501,13 @@ def run_spoke(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable
 
 
 async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
+    with ServiceManager() as systemd:
+        await _serve_told(mountpoint, loaded, on_ready, systemd)
+
+
+async def _serve_told(
+    mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object], systemd: ServiceManager
+) -> None:
     stop = asyncio.Event()
     runtime.stop_on_signals(stop)
     starting = asyncio.create_task(Spoke.start(mountpoint, loaded), name="start")
@@ -511,9 +519,12 @@ async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Calla
     await cancel_and_wait(stopped)
     spoke = starting.result()
     try:
-        on_ready(f"mounted {loaded.settings.dataset} on {mountpoint}")
+        line = f"mounted {loaded.settings.dataset} on {mountpoint}"
+        on_ready(line)
+        systemd.ready(line)
         log.info("mounted", mountpoint=mountpoint, dataset=loaded.settings.dataset, hub=loaded.settings.hub)
         await spoke.wait(stop)
     finally:
+        systemd.stopping()
         await spoke.close()
         log.info("unmounted", mountpoint=mountpoint)
