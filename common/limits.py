@@ -644,6 +644,16 @@ FRESH_NAMES_WAIT_S = 1.0
 HOUSEKEEPING_INTERVAL_S = 5.0
 """Between two STATS to the hub, and two looks for cached versions that no name has any more."""
 
+READAHEAD_DECIDE_READS = 256
+"""READs between two looks at whether the mount wants another kernel readahead: 20 ms at 1 GB/s and 128 KiB each."""
+
+READAHEAD_RUNS_MAX = 256
+"""Ends of reads remembered to tell a stream from a random read. The oldest is dropped: its stream counts as beginning anew."""
+
+READAHEAD_MIN_KIB = 4
+READAHEAD_MAX_KIB = 1024
+"""What ``--read-ahead`` allows: a page, and the largest READ of the kernel (256 pages). Refuse: UsageError."""
+
 SIBLING_DIRECTORIES_MAX = 64
 """Directories whose sorted names are kept for finding the next file. The oldest is sorted again when needed."""
 

@@ -78,6 +78,9 @@ def mount(
     passthrough: Annotated[
         bool | None, typer.Option("--passthrough/--no-passthrough", help="Let the kernel read whole files by itself.")
     ] = None,
+    read_ahead: Annotated[
+        str | None, typer.Option(help="The kernel's readahead in KiB, or auto: by what is read. [default: auto]")
+    ] = None,
     allow_other: Annotated[
         bool | None, typer.Option("--allow-other/--no-allow-other", help="Other users may read.")
     ] = None,
@@ -112,6 +115,7 @@ def mount(
         "snapshot": snapshot,
         "consistency": consistency,
         "passthrough": passthrough,
+        "read_ahead": read_ahead,
         "allow_other": allow_other,
         "uid": uid,
         "gid": gid,

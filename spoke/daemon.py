@@ -51,6 +51,7 @@ from spoke.places import runtime_dir
 from spoke.plans import Plans
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.planner import Planner
+from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import Handle, Reads
 from spoke.warm import Warmer
@@ -99,7 +100,7 @@ class Spoke:
         stream_max_bytes = min(limits.PREFETCH_STREAM_MAX_BYTES, store.usage().capacity_bytes // 8)
         self.planner = Planner(self._next_file, stream_max_bytes=stream_max_bytes) if settings.prefetch else None
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
-        self.ahead = Ahead(self.planner, self.counts, clock)
+        self.ahead = Ahead(self.planner, self.counts, clock, settings.read_ahead_kib)
         self.plans = Plans(self.tree, self.ahead if self.planner is not None else None, clock)
         self.order_shelf = OrderShelf(
             (settings.cache_dir / "orders").absolute(), self.ahead if settings.prefetch else None
@@ -199,7 +200,11 @@ class Spoke:
         settings = self.loaded.settings
         runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         options = MountOptions(
-            allow_other=settings.allow_other, passthrough=settings.passthrough, cache_dir=settings.cache_dir
+            allow_other=settings.allow_other,
+            passthrough=settings.passthrough,
+            cache_dir=settings.cache_dir,
+            # Less than the default needs no right to write sysfs: the kernel is told when it connects.
+            max_readahead_bytes=min(settings.read_ahead_kib or DEFAULT_KIB, DEFAULT_KIB) * 1024,
         )
         device = self.device = await Device.mount(Path(self.mountpoint), settings.dataset, runtime_dir(), options)
         operations = self.operations = Operations(
@@ -217,6 +222,8 @@ class Spoke:
         )
         self.store.on_whole = operations.became_whole
         await device.serve(operations)
+        if device.read_ahead is not None:
+            self.ahead.read_ahead.mounted(device.read_ahead)
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Until ``stop`` is set, somebody asked to stop, or the mount is gone. Raises if a worker of ours died."""
@@ -407,6 +414,7 @@ class Spoke:
                 "reason": passthrough.reason if passthrough is not None else "not mounted",
                 "passthrough_opens": counts.passthrough_opens,
                 "open_files": self.reads.open_handles,
+                "read_ahead": self.ahead.read_ahead.facts(),
             },
             "notes": notes,
             "settings": {

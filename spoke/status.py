@@ -12,6 +12,7 @@ def render(facts: Mapping[str, Any]) -> str:
     """Facts as :meth:`spoke.daemon.Spoke.status` gives them, to some twenty lines."""
     hub, names, cache = facts["hub"], facts["names"], facts["cache"]
     reads, prefetch, path = facts["reads"], facts["prefetch"], facts["data_path"]
+    ahead = path["read_ahead"]
     rtt = "?" if hub["rtt_s"] is None else f"{hub['rtt_s'] * 1000:.1f} ms"
     stale = "never heard" if names["staleness_s"] is None else f"{names['staleness_s']:.1f} s ago"
     total_reads = reads["hit"] + reads["late"] + reads["miss"]
@@ -31,6 +32,8 @@ def render(facts: Mapping[str, Any]) -> str:
         f"{path['passthrough_opens']} of {reads['opens']} opens by the kernel itself",
         f"  prefetch   {format_size(prefetch['asked_bytes'])} asked, {format_size(prefetch['used_bytes'])} used, "
         f"{format_size(prefetch['wasted_bytes'])} wasted, {format_size(prefetch['outstanding_bytes'])} on the way",
+        f"  readahead  {ahead['kib']} KiB for files opened now ({ahead['reason']})"
+        + (f"; {ahead['wished_kib']} KiB would be better, but {ahead['failure']}" if ahead["failure"] else ""),
         f"  WAN        {format_size(hub['received_bytes'])} received",
     ]
     if names["suspicious"]:
