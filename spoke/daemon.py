@@ -47,6 +47,7 @@ from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Invalidation
 from spoke.orders.shelf import OrderShelf
+from spoke.pins import Pins
 from spoke.places import runtime_dir
 from spoke.plans import Plans
 from spoke.prefetch.chains import FileFacts
@@ -54,7 +55,7 @@ from spoke.prefetch.planner import Planner
 from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import Handle, Reads
-from spoke.warm import Warmer
+from spoke.warming import Warming
 
 log = get_logger(__name__)
 
@@ -110,6 +111,19 @@ class Spoke:
         self.ahead.foresee = store.foresee
         store.on_gone = self.ahead.evicted
         self.reads = Reads(store, self.fetcher, self.ahead, clock, read_timeout_s=settings.read_timeout)
+        self.pins = Pins(
+            settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
+        )
+        self.warming = Warming(
+            mountpoint,
+            self.tree,
+            store,
+            self.fetcher,
+            self.pins,
+            clock,
+            order=self.ahead.order,
+            link_rate=lambda: self.client.rate_bytes_per_s,
+        )
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
         registry = CollectorRegistry()
@@ -121,6 +135,8 @@ class Spoke:
                 "status": self._answer_status,
                 "stop": self._answer_stop,
                 "warm": self._answer_warm,
+                "pin": self._answer_pin,
+                "unpin": self._answer_unpin,
                 "accept": self._answer_accept,
                 "plan": self._answer_plan,
                 "plans": self._answer_plans,
@@ -170,6 +186,7 @@ class Spoke:
         self.fetcher.start()
         self.client.start()
         await self._get_names()
+        await self.pins.load()
         runtime.settle_memory()
         await self.order_shelf.start()
         await self._mount()
@@ -249,6 +266,7 @@ class Spoke:
         if self.device is not None:
             await self.device.close()
         await self.pages.close()
+        await self.warming.close()
         await self.fetcher.close()
         await self.client.close()
         await self.follower.close()
@@ -280,6 +298,7 @@ class Spoke:
                 }
             )
             self.plans.tend()
+            self.pins.tend()
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
             await self.store.tend()
@@ -407,6 +426,8 @@ class Spoke:
                 "wasted_bytes": self.scorecard.wasted_bytes,
                 "outstanding_bytes": self.fetcher.prefetch_outstanding_bytes,
             },
+            "pins": self.pins.facts(),
+            "warm": self.warming.facts(),
             "plans": self.plans.facts(),
             "orders": self.ahead.orders(),
             "data_path": {
@@ -433,10 +454,17 @@ class Spoke:
         yield {"stopping": True}
 
     async def _answer_warm(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        paths = [bytes.fromhex(path) for path in request.get("paths", [""])]
-        async with contextlib.aclosing(Warmer(self.tree, self.store, self.fetcher).run(paths)) as progress:
+        async with contextlib.aclosing(self.warming.answer(request)) as progress:
             async for facts in progress:
                 yield facts
+
+    async def _answer_pin(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        paths = [bytes.fromhex(path) for path in request.get("paths", [])]
+        yield await self.pins.pin(paths) if paths else self.pins.facts()
+
+    async def _answer_unpin(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        paths = request.get("paths")
+        yield await self.pins.unpin(None if paths is None else [bytes.fromhex(path) for path in paths])
 
     async def _answer_plan(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield self.plans.request(request.get("message"))

@@ -36,6 +36,18 @@ def render(facts: Mapping[str, Any]) -> str:
         + (f"; {ahead['wished_kib']} KiB would be better, but {ahead['failure']}" if ahead["failure"] else ""),
         f"  WAN        {format_size(hub['received_bytes'])} received",
     ]
+    pins = facts["pins"]
+    if pins["path_count"] or pins["failure"]:
+        left = f", {pins['left_out_files']} files fit no more" if pins["left_out_files"] else ""
+        lines.append(
+            f"  pins       {pins['path_count']} paths, {pins['files']} files, {format_size(pins['bytes'])} of at most "
+            f"{format_size(pins['most_bytes'])}{left}" + (f"; {pins['failure']}" if pins["failure"] else "")
+        )
+    lines.extend(
+        f"  warm       {job['what']}: {job['state']}, {format_size(job['verified_bytes'])} of {format_size(job['total_bytes'])}"
+        + (f": {job['error']}" if job["error"] else "")
+        for job in facts["warm"]
+    )
     if names["suspicious"]:
         lines.append(f"  SUSPICIOUS {names['suspicious']}; if it is real: headrace-spoke accept {facts['mountpoint']}")
     lines.extend(f"  NOTE       {note}" for note in facts["notes"])
