@@ -28,7 +28,8 @@ class ReadAhead:
     def mounted(self, kernel: KernelReadAhead) -> None:
         """The mount is there: look at what it has, and set what is wished."""
         self._kernel = kernel
-        self.kib = kernel.kib() or self._fixed_kib or DEFAULT_KIB
+        # Where it cannot be seen: what the kernel was told when it connected.
+        self.kib = kernel.kib() or min(self._fixed_kib or DEFAULT_KIB, DEFAULT_KIB)
         self._set(self._wish)
 
     def opened(self, handle: Handle) -> None:

@@ -166,7 +166,7 @@ class Warming:
         return selection, what
 
     async def _find_order(self, name: str) -> Order:
-        found = self._order(name)
+        found = self._order(name) or self._order(f"plan:{name}")  # a declared plan is shown without that
         if found is not None:
             return found
         if "/" not in name:
