@@ -313,6 +313,27 @@ WARM_WINDOW_BYTES = 16 * 1024 * 1024
 WARM_OUTSTANDING_BYTES = 128 * 1024 * 1024
 """``warm`` asks for runs of this size, and for so much at once in all: over 10 Gbit/s x 100 ms. The rest waits."""
 
+WARM_PACED_S = 0.25
+"""With ``warm --rate`` what is asked for at once is what the rate carries in this time, an extent at least. The rest waits."""
+
+WARM_RUNS_MAX = 4_000_000
+"""Separate pieces of files that one ``warm`` holds (some 500 MB at the most). Refuse: UsageError."""
+
+WARM_JOBS_SHOWN = 8
+"""Ended warms that ``status`` still shows. The oldest goes."""
+
+WARM_JOBS_MAX = 16
+"""Warms under way at once. Refuse: UsageError."""
+
+PIN_PATHS_MAX = 100_000
+"""Pinned paths (a file of some 10 MB). Refuse: UsageError; a directory counts once."""
+
+PINS_SHOWN_MAX = 64
+"""Pinned paths that ``status`` names; all are counted."""
+
+PIN_MAX_SHARE = 15 / 16
+"""The part of the cache that may be pinned: the rest is for what else is read, which would be fetched each time. Refuse: UsageError."""
+
 WARM_TRIES = 3
 """Rounds over one file before ``warm`` calls it failed: blocks can be found corrupt, or be evicted, meanwhile."""
 
@@ -664,6 +685,16 @@ FRESH_NAMES_WAIT_S = 1.0
 
 HOUSEKEEPING_INTERVAL_S = 5.0
 """Between two STATS to the hub, and two looks for cached versions that no name has any more."""
+
+READAHEAD_DECIDE_READS = 256
+"""READs between two looks at whether the mount wants another kernel readahead: 20 ms at 1 GB/s and 128 KiB each."""
+
+READAHEAD_RUNS_MAX = 256
+"""Ends of reads remembered to tell a stream from a random read. The oldest is dropped: its stream counts as beginning anew."""
+
+READAHEAD_MIN_KIB = 4
+READAHEAD_MAX_KIB = 1024
+"""What ``--read-ahead`` allows: a page, and the largest READ of the kernel (256 pages). Refuse: UsageError."""
 
 SIBLING_DIRECTORIES_MAX = 64
 """Directories whose sorted names are kept for finding the next file. The oldest is sorted again when needed."""

@@ -48,14 +48,16 @@ from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Invalidation
 from spoke.orders.shelf import OrderShelf
+from spoke.pins import Pins
 from spoke.places import runtime_dir
 from spoke.plans import Plans
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.planner import Planner
+from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import Handle, Reads
 from spoke.recorder import Recorder, Recording
-from spoke.warm import Warmer
+from spoke.warming import Warming
 
 log = get_logger(__name__)
 
@@ -108,7 +110,7 @@ class Spoke:
             else None
         )
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
-        self.ahead = Ahead(self.planner, self.counts, clock)
+        self.ahead = Ahead(self.planner, self.counts, clock, settings.read_ahead_kib)
         self.plans = Plans(self.tree, self.ahead if self.planner is not None else None, clock)
         self.order_shelf = OrderShelf(
             (settings.cache_dir / "orders").absolute(), self.ahead if settings.prefetch else None
@@ -120,6 +122,19 @@ class Spoke:
         self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
         observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
         self.reads = Reads(store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout)
+        self.pins = Pins(
+            settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
+        )
+        self.warming = Warming(
+            mountpoint,
+            self.tree,
+            store,
+            self.fetcher,
+            self.pins,
+            clock,
+            order=self.ahead.order,
+            link_rate=lambda: self.client.rate_bytes_per_s,
+        )
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
         registry = CollectorRegistry()
@@ -131,6 +146,8 @@ class Spoke:
                 "status": self._answer_status,
                 "stop": self._answer_stop,
                 "warm": self._answer_warm,
+                "pin": self._answer_pin,
+                "unpin": self._answer_unpin,
                 "accept": self._answer_accept,
                 "plan": self._answer_plan,
                 "plans": self._answer_plans,
@@ -180,6 +197,7 @@ class Spoke:
         self.fetcher.start()
         self.client.start()
         await self._get_names()
+        await self.pins.load()
         runtime.settle_memory()
         if self.recorder is not None:
             self.recorder.open()
@@ -212,7 +230,11 @@ class Spoke:
         settings = self.loaded.settings
         runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         options = MountOptions(
-            allow_other=settings.allow_other, passthrough=settings.passthrough, cache_dir=settings.cache_dir
+            allow_other=settings.allow_other,
+            passthrough=settings.passthrough,
+            cache_dir=settings.cache_dir,
+            # Less than the default needs no right to write sysfs: the kernel is told when it connects.
+            max_readahead_bytes=min(settings.read_ahead_kib or DEFAULT_KIB, DEFAULT_KIB) * 1024,
         )
         device = self.device = await Device.mount(Path(self.mountpoint), settings.dataset, runtime_dir(), options)
         operations = self.operations = Operations(
@@ -230,6 +252,8 @@ class Spoke:
         )
         self.store.on_whole = operations.became_whole
         await device.serve(operations)
+        if device.read_ahead is not None:
+            self.ahead.read_ahead.mounted(device.read_ahead)
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Until ``stop`` is set, somebody asked to stop, or the mount is gone. Raises if a worker of ours died."""
@@ -255,6 +279,7 @@ class Spoke:
         if self.device is not None:
             await self.device.close()
         await self.pages.close()
+        await self.warming.close()
         await self.fetcher.close()
         await self.client.close()
         await self.follower.close()
@@ -288,6 +313,7 @@ class Spoke:
                 }
             )
             self.plans.tend()
+            self.pins.tend()
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
             await self.store.tend()
@@ -417,6 +443,8 @@ class Spoke:
                 "wasted_bytes": self.scorecard.wasted_bytes,
                 "outstanding_bytes": self.fetcher.prefetch_outstanding_bytes,
             },
+            "pins": self.pins.facts(),
+            "warm": self.warming.facts(),
             "plans": self.plans.facts(),
             "orders": self.ahead.orders(),
             "data_path": {
@@ -424,6 +452,7 @@ class Spoke:
                 "reason": passthrough.reason if passthrough is not None else "not mounted",
                 "passthrough_opens": counts.passthrough_opens,
                 "open_files": self.reads.open_handles,
+                "read_ahead": self.ahead.read_ahead.facts(),
             },
             "notes": notes,
             "settings": {
@@ -442,10 +471,17 @@ class Spoke:
         yield {"stopping": True}
 
     async def _answer_warm(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        paths = [bytes.fromhex(path) for path in request.get("paths", [""])]
-        async with contextlib.aclosing(Warmer(self.tree, self.store, self.fetcher).run(paths)) as progress:
+        async with contextlib.aclosing(self.warming.answer(request)) as progress:
             async for facts in progress:
                 yield facts
+
+    async def _answer_pin(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        paths = [bytes.fromhex(path) for path in request.get("paths", [])]
+        yield await self.pins.pin(paths) if paths else self.pins.facts()
+
+    async def _answer_unpin(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        paths = request.get("paths")
+        yield await self.pins.unpin(None if paths is None else [bytes.fromhex(path) for path in paths])
 
     async def _answer_plan(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield self.plans.request(request.get("message"))

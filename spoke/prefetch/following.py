@@ -60,6 +60,11 @@ class Following:
         if follower is not None:
             follower.asked(fetch.blocks.block_count * BLOCK_BYTES, asked_bytes)
 
+    def order(self, name: str) -> Order | None:
+        """The order followed under this name."""
+        follower = self._followers.get(name)
+        return follower.order if follower is not None else None
+
     def facts(self) -> list[Mapping[str, Any]]:
         return [follower.facts() for follower in self._followers.values()]
 
@@ -97,6 +102,7 @@ class Following:
                 late=late,
                 latency_s=latency_s,
                 cap_bytes=cap_bytes,
+                fault_bytes=seen.fault_bytes,
             )
             if found is not None:
                 explained = found if explained is None else min(explained, found)

@@ -114,6 +114,14 @@ class Planner:
         """Facts on each order followed, for ``status``."""
         return self._following.facts()
 
+    def order(self, name: str) -> Order | None:
+        """The order followed under this name."""
+        return self._following.order(name)
+
+    def is_foretold(self, version: bytes) -> bool:
+        """An order explains what is read of this file."""
+        return self._following.covers(version)
+
     def next_use(self, version: bytes, extent_index: int) -> int | None:
         """Steps until an extent is used next (follower.NEVER: not again); None: no order followed now says anything about it."""
         return self._following.next_use(version, extent_index)
