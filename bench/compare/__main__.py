@@ -41,9 +41,9 @@ def measure(systems: dict[str, Path], most_bytes: int, most_files: int, reads: i
     """All work on all systems. Raises HeadraceError when one has other names, sizes or bytes than the first."""
     sizes = {name: sizes_below(directory) for name, directory in systems.items()}
     first = next(iter(systems))
-    for name, found in sizes.items():
-        if found != sizes[first]:
-            different = sorted(set(found.items()) ^ set(sizes[first].items()))[:3]
+    for name, held in sizes.items():
+        if held != sizes[first]:
+            different = sorted(set(held.items()) ^ set(sizes[first].items()))[:3]
             raise HeadraceError(f"{name} and {first} do not hold the same files; for example {different}")
     todo = kinds(choose(sizes[first], most_bytes, most_files), sizes[first], most_bytes, reads)
     rows = []

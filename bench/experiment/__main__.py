@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import shlex
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -65,9 +66,9 @@ def run(arguments: argparse.Namespace, console: Console, lab: Lab) -> None:
     with Jobs(lab) as jobs:
         phases = Runs(arguments, lab, data, documents, shape, say, jobs).all()
     total_bytes = sum(path.stat().st_size for path in files)
-    settings = settings_of(
-        arguments, lab, f"{tokens:,} tokens of real text in {len(files)} files, {total_bytes / 1e6:,.0f} MB"
-    )
+    data_words = f"{tokens:,} tokens of real text in {len(files)} files, {total_bytes / 1e6:,.0f} MB"
+    step_s = statistics.median(phases[0].epoch.step_s)
+    settings = settings_of(arguments, lab, data_words, step_s)
     prices = Prices(arguments.price_gb, arguments.price_gpu, arguments.gpus, arguments.price_data)
     with say("draw"):
         drawn = pictures.draw_all(phases, arguments.out, prices, arguments.rate)
@@ -90,11 +91,14 @@ def run(arguments: argparse.Namespace, console: Console, lab: Lab) -> None:
 
 def tokens_wanted(arguments: argparse.Namespace) -> int:
     """So many that an epoch has all batches asked for, and nothing is left over but the last window's target."""
-    timed = arguments.batches * arguments.batch * arguments.gpus * arguments.window
-    return int(timed) + 1
+    if arguments.step_time:
+        samples, window = arguments.batch * arguments.gpus, arguments.window
+    else:
+        samples, window = arguments.model_batch * arguments.model_ranks, arguments.model_window
+    return int(arguments.batches * samples * window) + 1
 
 
-def settings_of(arguments: argparse.Namespace, lab: Lab, data_words: str) -> dict[str, Any]:
+def settings_of(arguments: argparse.Namespace, lab: Lab, data_words: str, step_s: float) -> dict[str, Any]:
     timed = bool(arguments.step_time)
     samples = arguments.batch * arguments.gpus if timed else arguments.model_batch * arguments.model_ranks
     window = arguments.window if timed else arguments.model_window
@@ -126,7 +130,7 @@ def settings_of(arguments: argparse.Namespace, lab: Lab, data_words: str) -> dic
             "an ideal link of that round trip, no loss" if lab.link_kind == "delay proxy" else "the kernel's own delay and rate, no loss"
         ),
         "machine": f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
-        "step_s": arguments.step_time or math.nan,
+        "step_s": step_s,
         "step_bytes": samples * window * token_bytes,
         "data_words": data_words,
         "dtype": arguments.dtype,
@@ -207,7 +211,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if arguments.dim % (2 * arguments.heads):
         raise UsageError(f"--dim {arguments.dim} must be a multiple of 2 x --heads {arguments.heads}")
     needed = arguments.model_window * arguments.model_batch * arguments.model_ranks * arguments.model_batches
-    if tokens_wanted(arguments) <= needed:
+    if arguments.step_time and tokens_wanted(arguments) <= needed:
         raise UsageError(
             "the model would need more tokens than the dataset has; fewer --model-batches, or more --batches"
         )

@@ -7,10 +7,11 @@ directory: a line of JSON with names and sizes, then the bytes. No compression a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import socket
-import sys
 import time
+from io import BufferedReader
 from pathlib import Path
 
 from common.errors import HeadraceError
@@ -36,7 +37,9 @@ def receive(address: tuple[str, int], directory: Path) -> tuple[list[tuple[float
     done_bytes = 0
     seen = [(time.monotonic(), 0)]
     buffer = bytearray(PIECE_BYTES)
-    with socket.create_connection(address) as connection, connection.makefile("rb", buffering=PIECE_BYTES) as stream:
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection(address))
+        stream: BufferedReader = stack.enter_context(connection.makefile("rb", buffering=PIECE_BYTES))
         for name, size_bytes in json.loads(stream.readline()):
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,4 +72,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

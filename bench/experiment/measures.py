@@ -41,9 +41,9 @@ class Second(NamedTuple):
 
     @classmethod
     def of(cls, at_s: float, numbers: Mapping[str, float], outstanding_bytes: float) -> Second:
-        reads = (numbers.get(reads_series(result), 0.0) for result in RESULTS)
-        rest = (numbers.get(name, 0.0) for name in (RECEIVED, FETCHED))
-        return cls(at_s, *reads, *rest, outstanding_bytes, numbers.get(USED, 0.0))
+        hit, late, miss = (numbers.get(reads_series(result), 0.0) for result in RESULTS)
+        received, fetched = (numbers.get(name, 0.0) for name in (RECEIVED, FETCHED))
+        return cls(at_s, hit, late, miss, received, fetched, outstanding_bytes, numbers.get(USED, 0.0))
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,9 @@ def page(phases: Sequence[Phase], pictures: Mapping[str, Path], settings: Mappin
     figures = {name: _figure(path, CAPTIONS[name]) for name, path in pictures.items()}
     cut, changed, cold = named(phases, "cut"), named(phases, "changed"), named(phases, "cold")
     happened = [
-        f"With the link cut for {settings['cut_s']:g} s in a cold run the job lost {cut.lost_s or 0:.1f} s and went on; no read failed.",
+        f"With the link cut for {settings['cut_s']:g} s in a cold run the job lost {cut.lost_s or 0:.1f} s and went on; no read failed."
+        if len(cut.marks) == 2
+        else "The run in which the link was to be cut was over before that: more batches would show it.",
         f"A shard of {changed.notes['changed_bytes'] / 1e6:,.0f} MB replaced at the source was seen at the mount after "
         f"{changed.notes['seen_after_s'] * 1000:,.0f} ms; the job then read {changed.wan_bytes / 1e6:,.1f} MB over the link, and the same "
         "tokens as the local job on the new data.",

@@ -204,23 +204,44 @@ def _cost(figure: Any, phases: Sequence[Phase], prices: Prices, rate_bytes_per_s
         names, [row.idle for row in rows], left=[row.transfer for row in rows], color="#d7263d", label="idle GPUs"
     )
     for place, row in enumerate(rows):
-        axes.text(row.transfer + row.idle, place, f"  ${row.transfer + row.idle:,.2f}", va="center", fontsize=9)
+        axes.text(
+            row.transfer + row.idle,
+            place,
+            f"  ${row.transfer + row.idle:,.2f}",
+            va="center",
+            fontsize=9,
+            parse_math=False,
+        )
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.set_xlabel(f"US dollars to the first pass over {prices.data_bytes / 1e12:g} TB")
-    axes.set_title(prices.told(rate_bytes_per_s), loc="left", fontsize=9.5)
+    axes.set_title(prices.told(rate_bytes_per_s), loc="left", fontsize=9.5, parse_math=False)
     axes.legend(loc="lower right", frameon=False, fontsize=8.5)
 
 
 def _losses(figure: Any, phases: Sequence[Phase]) -> None:
+    """Both epochs of the local job, wide, and of the job on the mount, narrow on top of it."""
     axes = figure.subplots()
-    trained = [phase for phase in phases if phase.epoch.losses[0]]
-    styles = (("-", 5.0), ("--", 2.2), (":", 2.2), ("-.", 1.2))
-    for place, phase in enumerate(trained):
-        losses = [float.fromhex(loss) for loss in phase.epoch.losses[0]]
-        style, width = styles[place % len(styles)]
-        axes.plot(range(1, len(losses) + 1), losses, style, color=colour_of(phase), linewidth=width, label=phase.title)
-    axes.set_xlabel("batch (the second epoch of a process goes on training)")
+    by_name: dict[str, Phase] = {}
+    for phase in phases:
+        if phase.epoch.losses[0]:
+            by_name.setdefault(phase.name, phase)
+    suffix = "model" if "model-cold" in by_name else ""
+    local = ("local-model", "local-model-again") if suffix else ("local", "local-again")
+    mount = ("model-cold", "model-warm") if suffix else ("cold", "warm")
+    for names, label, colour, width, style in (
+        (local, "local directory", "#c3c7cd", 6.0, "-"),
+        (mount, "mount: cold, then warm", COLD, 1.6, "-"),
+    ):
+        losses = [float.fromhex(loss) for name in names for loss in by_name[name].epoch.losses[0]]
+        axes.plot(range(1, len(losses) + 1), losses, style, color=colour, linewidth=width, label=label)
+    first = len(by_name[mount[0]].epoch.losses[0])
+    axes.axvline(first + 0.5, color="#999999", linewidth=0.8, linestyle="--")
+    axes.annotate(
+        " second epoch", (first + 0.5, 0.03), xycoords=("data", "axes fraction"), fontsize=8.5, color="#555555"
+    )
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("batch")
     axes.set_ylabel("loss, first rank")
-    axes.set_title("Losses of the model: equal bit by bit where the job is the same", loc="left", fontsize=11)
-    axes.legend(loc="upper right", frameon=False, fontsize=8.5)
+    axes.set_title("Losses of the model: the same bits on the mount as on the local directory", loc="left", fontsize=11)
+    axes.legend(loc="upper right", frameon=False, fontsize=9)

@@ -26,6 +26,7 @@ from bench.experiment.measures import Epoch, Phase, Second, gained_between
 from bench.lab import Lab, LabError, Metrics, Spoke
 from bench.link import LinkShape
 from bench.path import ROOT, make_way
+from common import limits
 from common.units import parse_address
 
 DATASET = "experiment"
@@ -173,11 +174,7 @@ class Runs:
         with self.mounted("checkpoints") as fresh:
             self.on_mount("checkpoints", "mount, cold, checkpoints written meanwhile", fresh, checkpoint=True)
         self.local()
-        half = str(sum(path.stat().st_size for path in self.data.iterdir()) // 2)
-        with self.mounted("half", "--cache-size", half) as fresh:
-            again = ("half-again", "cache half the data, second epoch")
-            self.on_mount("half", "cache half the data, cold", fresh, epochs=2, again=again)
-        self.local()
+        self.small_cache()
         with self.mounted("bare", "--no-prefetch") as fresh:
             batches = min(arguments.bare_batches, arguments.batches)
             self.on_mount("no-prefetch", "mount, cold, prefetch off", fresh, batches=batches)
@@ -249,6 +246,17 @@ class Runs:
                 self.on_mount("cut", f"mount, cold, link cut for {self.arguments.cut:g} s", spoke, cut=cut)
             finally:
                 cut.close()
+
+    def small_cache(self) -> None:
+        """A cache of half of what the job reads; left out, and said so, where that is less than a cache may be."""
+        half_bytes = sum(path.stat().st_size for path in self.data.iterdir()) // 2
+        if half_bytes < limits.CACHE_MIN_BYTES:
+            with self.say(f"left out: a cache of half the data, {half_bytes} bytes, is smaller than any may be"):
+                return
+        with self.mounted("half", "--cache-size", str(half_bytes)) as spoke:
+            again = ("half-again", "cache half the data, second epoch")
+            self.on_mount("half", "cache half the data, cold", spoke, epochs=2, again=again)
+        self.local()
 
     def changed(self, spoke: Spoke) -> None:
         """One shard replaced at the source, while the mount has all of it; how long until the mount shows it."""
