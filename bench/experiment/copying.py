@@ -7,7 +7,6 @@ directory: a line of JSON with names and sizes, then the bytes. No compression a
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import socket
 import time
@@ -37,9 +36,10 @@ def receive(address: tuple[str, int], directory: Path) -> tuple[list[tuple[float
     done_bytes = 0
     seen = [(time.monotonic(), 0)]
     buffer = bytearray(PIECE_BYTES)
-    with contextlib.ExitStack() as stack:
-        connection = stack.enter_context(socket.create_connection(address))
-        stream: BufferedReader = stack.enter_context(connection.makefile("rb", buffering=PIECE_BYTES))
+    with (
+        socket.create_connection(address) as connection,
+        BufferedReader(socket.SocketIO(connection, "r"), PIECE_BYTES) as stream,
+    ):
         for name, size_bytes in json.loads(stream.readline()):
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
