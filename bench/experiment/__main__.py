@@ -219,7 +219,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    console = Console(highlight=False, soft_wrap=True)
+    width = None if sys.stdout.isatty() else 140  # in a file the table is not squeezed into 80 columns
+    console = Console(highlight=False, soft_wrap=True, width=width)
     arguments = ready(console, parse)
     if arguments is None:
         return EXIT_USAGE
