@@ -102,7 +102,11 @@ def _cold(figure: Any, phase: Phase) -> None:
     low, high = REFERENCE_SLOW_SHARE
     axes.fill_between([0, REFERENCE_SLOW_BATCHES[1]], low, high, color=REFERENCE, alpha=0.45, linewidth=0,
                       label="published reference, cold: 80-90 % for 100-150 batches")  # fmt: skip
-    axes.axhline(1, color=LOCAL, linewidth=1.2, label="local directory, the runs beside it")
+    axes.axhline(1, color=LOCAL, linewidth=1.2, label="local directory: the level of the runs beside it")
+    for place, local in enumerate(phase.local):
+        beside = [local.samples / took / phase.local_level for took in local.batch_s]
+        label = "local directory: each batch" if not place else None
+        axes.plot(range(1, len(beside) + 1), beside, color=LOCAL, linewidth=0.8, alpha=0.7, label=label)
     axes.plot(batches, speed, color=COLD, linewidth=1.8, label="mount, cold: each batch")
     after = phase.full_speed_after
     told = "never at full speed" if after is None else f"at full speed after {after} batch{'' if after == 1 else 'es'}"
@@ -179,12 +183,12 @@ def _wan(figure: Any, phases: Sequence[Phase]) -> None:
               label="copy first")  # fmt: skip
     axes.axvline(copy.before_s, color=OTHER, linewidth=1, linestyle=":")
     axes.annotate(
-        "the copy's job starts", (copy.before_s, 0), (4, 150), textcoords="offset points", fontsize=8, color=OTHER
+        "the copy's job starts", (copy.before_s, 0), (4, 250), textcoords="offset points", fontsize=8, color=OTHER
     )
     first_batch_s = cold.epoch.wait_s[0]
     axes.axvline(first_batch_s, color=COLD, linewidth=1, linestyle=":")
     axes.annotate(
-        "the mount's first batch", (first_batch_s, 0), (4, 170), textcoords="offset points", fontsize=8, color=COLD
+        "the mount's first batch", (first_batch_s, 0), (4, 270), textcoords="offset points", fontsize=8, color=COLD
     )
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.1 * copy.wan_bytes / 1e6)
