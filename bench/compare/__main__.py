@@ -90,7 +90,9 @@ def draw(rows: Sequence[Row], path: Path) -> bool:
         axes.set_yticks(range(len(systems)), systems)
         axes.invert_yaxis()
         axes.set_xscale("log")
-        axes.margins(x=0.18)
+        axes.set_xlim(left=min(row.speed for row in rows if row.work == work) / 10)  # a bar has a length of its own
+        axes.set_xlim(right=3 * max(row.speed for row in rows if row.work == work))
+        axes.tick_params(axis="x", which="both", labelbottom=False)
         axes.set_title(f"{work}, {UNITS[work]} (log scale)", loc="left", fontsize=10)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
