@@ -163,7 +163,7 @@ class Lab:
     def mount(self, dataset: str, name: str, *flags: str) -> Spoke:
         """A spoke with a cache and a mountpoint of its own, ``name``. Raises LabError."""
         mountpoint, cache = self.directory / f"mnt-{name}", self.directory / f"cache-{name}"
-        mountpoint.mkdir()
+        mountpoint.mkdir(exist_ok=True)  # a spoke of that name may have been here before: its cache is then found again
         metrics = format_address("127.0.0.1", free_port())
         self._mounts.append(mountpoint)
         self._spoke_command(
@@ -179,6 +179,21 @@ class Lab:
             raise LabError(f"{spoke.mountpoint} is still mounted after umount")
         self._mounts.remove(spoke.mountpoint)
 
+    @property
+    def way(self) -> Way:
+        """The link, once the hub runs."""
+        assert self._way is not None
+        return self._way
+
+    def drop(self, spoke: Spoke) -> None:
+        """Remove the cache of a spoke that is unmounted."""
+        self.drop_directory(spoke.cache)
+
+    def drop_directory(self, path: Path) -> None:
+        """Remove something of the lab's before its end: the disk may be small."""
+        assert path.is_relative_to(self.directory)
+        shutil.rmtree(path, ignore_errors=True)
+
     def run(self, name: str, command: list[str], timeout_s: float) -> None:
         """Run a command to its end, its output in a log of its own. Raises LabError, at once if a daemon ends meanwhile."""
         log = self._log(name)
@@ -192,7 +207,7 @@ class Lab:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = process.wait(timeout=0.2)
                     break
-                self._check_daemons()
+                self.check_daemons()
                 if time.monotonic() > deadline_s:
                     raise LabError(f"{name} did not end within {timeout_s:g} s")
         finally:
@@ -220,7 +235,8 @@ class Lab:
 
     # --- inside --------------------------------------------------------------------------------------------
 
-    def _check_daemons(self) -> None:
+    def check_daemons(self) -> None:
+        """Raises LabError when the hub or a mount that should be there ended by itself."""
         if self._hub is not None and self._hub.poll() is not None:
             raise LabError(f"the hub ended by itself with exit code {self._hub.returncode}")
         for mountpoint in self._mounts:

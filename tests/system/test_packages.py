@@ -15,7 +15,7 @@ from pair import eventually
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("common", "hub", "spoke")
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def run(*command: str | Path, timeout_s: float = 180, cwd: Path | None = None) -> str:
