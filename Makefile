@@ -34,10 +34,10 @@ demo: $(READY) ## real text, a hub, 60 ms, a spoke, a DataLoader: local, cold, w
 experiment: $(READY) ## the same training job beside the data and 60 ms away, all runs, one report (ARGS="--small" tries it)
 	@$(PY) -m bench.experiment $(ARGS)
 
-test: $(READY) ## all tests
+test: $(READY) ## all tests but the slow ones
 	@$(PY) -m pytest $(ARGS)
 
-slow: $(READY) ## the tests that take minutes: packages, the experiment, real loaders' libraries
+slow: $(READY) ## the tests that take minutes: several hub processes, doctor, Prometheus, packages, the experiment
 	@$(PY) -m pytest -m slow $(ARGS)
 
 check: lint types arch ## lint, types and arch

@@ -12,7 +12,7 @@ import pytest
 
 from tests.system.pair import Pair, run
 
-pytestmark = pytest.mark.mount
+pytestmark = [pytest.mark.mount, pytest.mark.slow]
 
 MOST_S = 8.0
 """What doctor may take, whatever hangs; starting an interpreter on a busy machine comes on top."""

@@ -15,6 +15,7 @@ from pair import Pair
 from spoke.fuse.passthrough import has_admin_capability
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.mount,
     pytest.mark.skipif(
         not has_admin_capability() or shutil.which("unshare") is None, reason="needs CAP_SYS_ADMIN and unshare"

@@ -25,6 +25,7 @@ FILES = Path(__file__).parents[2] / "deploy/prometheus"
 PROMETHEUS = shutil.which("prometheus")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.mount,
     pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed (Debian: prometheus)"),
 ]
