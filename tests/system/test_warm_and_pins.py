@@ -17,7 +17,7 @@ import pytest
 
 from tests.system.pair import END_TIMEOUT_S, Pair, Spoke, eventually, run
 
-pytestmark = pytest.mark.mount
+pytestmark = [pytest.mark.mount, pytest.mark.slow]
 MIB = 1 << 20
 
 
