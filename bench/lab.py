@@ -33,6 +33,7 @@ from rich.markup import escape
 from bench.link import LinkShape
 from bench.path import ROOT, Kind, Way, make_way
 from common.errors import HeadraceError, UsageError
+from common.terminal import EXIT_FAILED, EXIT_USAGE
 from common.units import format_address, parse_address
 from spoke.fuse.mountpoint import detach, fusermount, mounts_at
 
@@ -285,6 +286,33 @@ class Lab:
             deadline_s = time.monotonic() + 5
             while _marked(self.mark) and time.monotonic() < deadline_s:
                 time.sleep(0.05)
+
+
+def in_lab(console: Console, work: Callable[[Lab], object], *, keep: bool) -> int:
+    """Do ``work`` in a lab of its own; returns the exit code, once what failed, and what the daemons said, is told."""
+    started_s = time.monotonic()
+    with Lab(keep=keep) as lab:
+        try:
+            work(lab)
+        except KeyboardInterrupt:
+            console.print("interrupted; cleaning up")
+            return 130
+        except UsageError as error:
+            console.print(f"[red]error:[/] {escape(str(error))}")
+            return EXIT_USAGE
+        except (HeadraceError, OSError) as error:
+            console.print(f"[red]failed:[/] {escape(str(error))}")
+            console.print(lab.last_words(), markup=False)
+            return EXIT_FAILED
+        except Exception:  # noqa: BLE001 a bug of the bench itself: show it, and what the daemons said
+            console.print_exception()
+            console.print(lab.last_words(), markup=False)
+            return EXIT_FAILED
+        finally:
+            if keep:
+                console.print(f"  kept {lab.directory}")
+    console.print(f"[green]done[/] in {time.monotonic() - started_s:.0f} s; nothing is left mounted or running")
+    return 0
 
 
 class Spoke:
