@@ -9,39 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
-
-from tests.system.pair import END_TIMEOUT_S, Pair, Spoke, eventually, run
+from pair import Pair, Spoke, eventually, run
 
 pytestmark = [pytest.mark.mount, pytest.mark.slow]
 MIB = 1 << 20
-
-
-@pytest.fixture
-def far() -> Iterator[Callable[..., str]]:
-    """Puts a server behind a long link: gives the address to go to instead."""
-    proxies: list[subprocess.Popen[str]] = []
-
-    def make(address: str, rate: str = "2gbit") -> str:
-        proxy = subprocess.Popen(
-            [sys.executable, "-m", "bench.delay_proxy", "--target", address, "--rtt", "40ms", "--rate", rate],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        proxies.append(proxy)
-        assert proxy.stdout is not None
-        return proxy.stdout.readline().replace(",", " ").split()[2]
-
-    yield make
-    for proxy in proxies:
-        proxy.terminate()
-        proxy.wait(END_TIMEOUT_S)
-        assert proxy.stdout is not None
-        proxy.stdout.close()
 
 
 def write(path: Path, size_bytes: int) -> None:
