@@ -53,6 +53,18 @@ class UnknownDataset(UsageError):
     wire_code = "unknown-dataset"
 
 
+class AuthenticationFailed(UsageError):
+    """One end did not show the other who it is: a certificate or a token that is missing, wrong or out of date."""
+
+    wire_code = "authentication"
+
+
+class NotAllowed(UsageError):
+    """The hub knows who asks, and does not give this dataset to it."""
+
+    wire_code = "not-allowed"
+
+
 class RevisionUnavailable(UsageError):
     """The hub cannot give the tree of the revision or snapshot asked for; the message says which it can."""
 

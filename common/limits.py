@@ -66,6 +66,11 @@ HELLO_TIMEOUT_S = 10.0
 HEARTBEAT_INTERVAL_S = 2.0
 """Silence on a feed after which the hub sends a heartbeat; a spoke that hears nothing for five of them re-dials."""
 
+TOKEN_MIN_BYTES = 32
+TOKEN_FILE_MAX_BYTES = 4096
+"""A shared token: what cannot be guessed from its proofs (``openssl rand -hex 32`` makes 64), and what is read of its file. Refuse:
+UsageError."""
+
 # --- links to the hub ------------------------------------------------------------------------------------
 
 DIAL_TIMEOUT_S = 5.0
@@ -74,6 +79,10 @@ DIAL_TIMEOUT_S = 5.0
 REDIAL_FIRST_S = 0.1
 REDIAL_CAP_S = 2.0
 """Back-off between dials, with jitter. The cap keeps recovery after an outage under 5 s."""
+
+REDIAL_REFUSED_FIRST_S = 5.0
+REDIAL_REFUSED_CAP_S = 60.0
+"""The same once one end refused the other for who it is: somebody must act first, and each try costs both a handshake."""
 
 LINK_CHECK_INTERVAL_S = 1.0
 """How often a spoke pings each link."""

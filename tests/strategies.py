@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from common import limits
@@ -10,6 +12,7 @@ from common.digest import DIGEST_BYTES
 from common.entries import Change, Entry, Kind
 from common.wire.messages import (
     Cancel,
+    Challenge,
     Changes,
     Check,
     Checked,
@@ -24,6 +27,7 @@ from common.wire.messages import (
     Pong,
     Priority,
     Promote,
+    Proof,
     Read,
     SnapshotPage,
     Stats,
@@ -118,7 +122,8 @@ def data_messages(
 
 _codecs = st.lists(st.sampled_from((Codec.ZSTD, Codec.LZ4)), unique=True).map(lambda more: (Codec.RAW, *more))
 _capabilities = st.lists(labels, unique=True, max_size=4).map(tuple)
-hellos = st.builds(
+nonces = st.binary(min_size=32, max_size=32)
+_plain_hellos = st.builds(
     Hello,
     st.lists(st.integers(1, 65535), min_size=1, max_size=4, unique=True).map(tuple),
     names,
@@ -126,6 +131,11 @@ hellos = st.builds(
     ids,
     _codecs,
     _capabilities,
+)
+hellos = st.builds(
+    lambda hello, nonce: replace(hello, capabilities=(*hello.capabilities, "token"), nonce=nonce) if nonce else hello,
+    _plain_hellos.filter(lambda hello: "token" not in hello.capabilities),
+    st.just(b"") | nonces,
 )
 welcomes = st.builds(
     Welcome,
@@ -183,5 +193,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     errors,
     goodbyes,
     st.builds(Check, tokens, paths),
+    st.builds(Challenge, nonces, nonces),
+    st.builds(Proof, nonces),
     st.builds(Checked, tokens, ids, revisions, st.just("") | labels, free_texts),
 )

@@ -196,6 +196,11 @@ class Connection:
             case m.Hello():
                 self._handshake.hello_sent(message)
                 self._state = State.HELLO_SENT
+            case m.Challenge():
+                self._handshake.challenge()
+                self._state = State.CHALLENGED
+            case m.Proof():
+                self._state = State.PROVEN
             case m.Welcome():
                 self._handshake.welcome(message)
                 self._state = State.READY
@@ -331,6 +336,11 @@ class Connection:
                 self._reads.withdraw(request_id)
             case m.Hello():
                 return self._greet(message)
+            case m.Challenge():
+                self._handshake.challenge()
+                self._state = State.CHALLENGED
+            case m.Proof():
+                self._state = State.PROVEN
             case m.Welcome():
                 self._handshake.welcome(message)
                 self._state = State.READY

@@ -46,6 +46,8 @@ class FrameType(IntEnum):
     GOODBYE = 15
     CHECK = 16
     CHECKED = 17
+    CHALLENGE = 18
+    PROOF = 19
 
 
 KNOWN_TYPES: Mapping[int, FrameType] = {int(frame_type): frame_type for frame_type in FrameType}

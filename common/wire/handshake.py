@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.errors import ProtocolError, VersionMismatch
-from common.wire.messages import Codec, Hello, Welcome
+from common.wire.messages import TOKEN, Codec, Hello, Welcome
 
 
 def negotiate(ours: Sequence[int], theirs: Sequence[int]) -> int:
@@ -34,6 +34,11 @@ class Handshake:
         """Raises VersionMismatch."""
         self.version = negotiate(self._versions, hello.versions)
         self._hello = hello
+
+    def challenge(self) -> None:
+        """Sent or received. Raises ProtocolError when HELLO did not offer to answer one."""
+        if self._hello is None or TOKEN not in self._hello.capabilities:
+            raise ProtocolError("CHALLENGE to a spoke that offers no token")
 
     def welcome(self, welcome: Welcome) -> None:
         """Sent or received: hold it against HELLO. Raises ProtocolError."""

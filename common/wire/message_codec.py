@@ -43,6 +43,8 @@ TYPE_OF: Mapping[type, FrameType] = {
     m.Goodbye: FrameType.GOODBYE,
     m.Check: FrameType.CHECK,
     m.Checked: FrameType.CHECKED,
+    m.Challenge: FrameType.CHALLENGE,
+    m.Proof: FrameType.PROOF,
 }
 
 
@@ -95,7 +97,14 @@ def _flat(ranges: tuple[BlockRange, ...]) -> list[int]:
 
 _ENCODERS: Mapping[FrameType, Callable[[Any], tuple[_Map, Payload]]] = {
     FrameType.HELLO: lambda o: (
-        {"v": o.versions, "d": o.dataset, "i": o.identity, "s": o.spoke_id, **_offers(o)},
+        {
+            "v": o.versions,
+            "d": o.dataset,
+            "i": o.identity,
+            "s": o.spoke_id,
+            **_offers(o),
+            **({"n": o.nonce} if o.nonce else {}),
+        },
         b"",
     ),
     FrameType.WELCOME: lambda o: (
@@ -153,6 +162,8 @@ _ENCODERS: Mapping[FrameType, Callable[[Any], tuple[_Map, Payload]]] = {
         {"t": o.token, "k": o.catalog_id, "r": o.revision, "c": o.code, "m": o.message},
         b"",
     ),
+    FrameType.CHALLENGE: lambda o: ({"n": o.nonce, "p": o.proof}, b""),
+    FrameType.PROOF: lambda o: ({"p": o.proof}, b""),
 }
 
 
@@ -272,6 +283,7 @@ _DECODERS: Mapping[FrameType, Callable[[_Map, Payload], m.Message]] = {
         _get(f, "s", bytes),
         _known_codecs(f),
         _get_list(f, "c", str),
+        _get(f, "n", bytes) if "n" in f else b"",
     ),
     FrameType.WELCOME: lambda f, _: m.Welcome(
         _get(f, "v", int),
@@ -314,4 +326,6 @@ _DECODERS: Mapping[FrameType, Callable[[_Map, Payload], m.Message]] = {
     FrameType.CHECKED: lambda f, _: m.Checked(
         _get(f, "t", int), _get(f, "k", bytes), _get(f, "r", int), _get(f, "c", str), _get(f, "m", str)
     ),
+    FrameType.CHALLENGE: lambda f, _: m.Challenge(_get(f, "n", bytes), _get(f, "p", bytes)),
+    FrameType.PROOF: lambda f, _: m.Proof(_get(f, "p", bytes)),
 }

@@ -18,6 +18,9 @@ PIN = "pin"
 CHECK = "check"
 """Capability: the hub answers CHECK."""
 
+TOKEN = "token"
+"""Capability of a spoke: it has a token, and proves so when it is challenged."""
+
 CAPABILITIES = (PIN, CHECK)
 
 
@@ -36,7 +39,10 @@ class Codec(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Spoke to hub, first. ``identity``: the spoke's stable name; ``spoke_id``: 16 bytes that tie its connections together."""
+    """Spoke to hub, first. ``identity``: the spoke's stable name; ``spoke_id``: 16 bytes that tie its connections together.
+
+    ``nonce``: 32 bytes never used before, of a spoke that has a token (capability TOKEN); else empty.
+    """
 
     versions: tuple[int, ...]
     dataset: str
@@ -44,6 +50,22 @@ class Hello:
     spoke_id: bytes
     codecs: tuple[Codec, ...] = (Codec.RAW,)
     capabilities: tuple[str, ...] = ()
+    nonce: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """Hub to spoke, between HELLO and WELCOME: prove that you have the token, as ``proof`` shows that I have it (common.wire.proof)."""
+
+    nonce: bytes
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Spoke to hub, the answer to CHALLENGE."""
+
+    proof: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,4 +247,6 @@ Message = (
     | Goodbye
     | Check
     | Checked
+    | Challenge
+    | Proof
 )

@@ -21,11 +21,16 @@ class Role(Enum):
 
 
 class State(Enum):
-    """Spoke: START, HELLO_SENT, READY, CLOSED. Hub: START, HELLO_RECEIVED, READY, CLOSED."""
+    """Spoke: START, HELLO_SENT, READY, CLOSED. Hub: START, HELLO_RECEIVED, READY, CLOSED.
+
+    With a token both pass through CHALLENGED and PROVEN before READY.
+    """
 
     START = "start"
     HELLO_SENT = "hello sent"
     HELLO_RECEIVED = "hello received"
+    CHALLENGED = "challenged"
+    PROVEN = "proven"
     READY = "ready"
     CLOSED = "closed"
 
@@ -39,21 +44,29 @@ _NOTHING: frozenset[F] = frozenset()
 MAY_SEND: Mapping[tuple[Role, State], frozenset[F]] = {
     (Role.SPOKE, State.START): _END | {F.HELLO},
     (Role.SPOKE, State.HELLO_SENT): _END,
+    (Role.SPOKE, State.CHALLENGED): _END | {F.PROOF},
+    (Role.SPOKE, State.PROVEN): _END,
     (Role.SPOKE, State.READY): _SPOKE_READY,
     (Role.SPOKE, State.CLOSED): _NOTHING,
     (Role.HUB, State.START): _END,
-    (Role.HUB, State.HELLO_RECEIVED): _END | {F.WELCOME},
+    (Role.HUB, State.HELLO_RECEIVED): _END | {F.CHALLENGE, F.WELCOME},
+    (Role.HUB, State.CHALLENGED): _END,
+    (Role.HUB, State.PROVEN): _END | {F.WELCOME},
     (Role.HUB, State.READY): _HUB_READY,
     (Role.HUB, State.CLOSED): _NOTHING,
 }
 
 MAY_RECEIVE: Mapping[tuple[Role, State], frozenset[F]] = {
     (Role.SPOKE, State.START): _END,
-    (Role.SPOKE, State.HELLO_SENT): _END | {F.WELCOME},
+    (Role.SPOKE, State.HELLO_SENT): _END | {F.CHALLENGE, F.WELCOME},
+    (Role.SPOKE, State.CHALLENGED): _END,
+    (Role.SPOKE, State.PROVEN): _END | {F.WELCOME},
     (Role.SPOKE, State.READY): _HUB_READY,
     (Role.SPOKE, State.CLOSED): _NOTHING,
     (Role.HUB, State.START): _END | {F.HELLO},
     (Role.HUB, State.HELLO_RECEIVED): _END,
+    (Role.HUB, State.CHALLENGED): _END | {F.PROOF},
+    (Role.HUB, State.PROVEN): _END,
     (Role.HUB, State.READY): _SPOKE_READY,
     (Role.HUB, State.CLOSED): _NOTHING,
 }
@@ -61,5 +74,7 @@ MAY_RECEIVE: Mapping[tuple[Role, State], frozenset[F]] = {
 FEED = frozenset({F.SNAPSHOT, F.CHANGES, F.HEARTBEAT})
 """Their request id is the number of the subscription they answer."""
 
-WITHOUT_ID = frozenset({F.HELLO, F.WELCOME, F.PING, F.PONG, F.STATS, F.GOODBYE, F.CHECK, F.CHECKED})
+WITHOUT_ID = frozenset(
+    {F.HELLO, F.WELCOME, F.CHALLENGE, F.PROOF, F.PING, F.PONG, F.STATS, F.GOODBYE, F.CHECK, F.CHECKED}
+)
 """About the connection: their request id is 0."""

@@ -18,6 +18,7 @@ from common.errors import ProtocolError
 from common.wire import messages as m
 
 ID_BYTES = 16
+NONCE_BYTES = PROOF_BYTES = 32
 REVISION_LIMIT = 1 << 63
 TOKEN_LIMIT = 1 << 64
 
@@ -92,6 +93,17 @@ def _hello(message: m.Hello) -> None:
     _check_text("identity", message.identity, limits.TEXT_MAX_BYTES)
     _check_blob("spoke_id", message.spoke_id, ID_BYTES)
     _check_offers(message.codecs, message.capabilities)
+    if message.nonce or m.TOKEN in message.capabilities:
+        _check_blob("nonce", message.nonce, NONCE_BYTES)
+
+
+def _challenge(message: m.Challenge) -> None:
+    _check_blob("nonce", message.nonce, NONCE_BYTES)
+    _check_blob("proof", message.proof, PROOF_BYTES)
+
+
+def _proof(message: m.Proof) -> None:
+    _check_blob("proof", message.proof, PROOF_BYTES)
 
 
 def _welcome(message: m.Welcome) -> None:
@@ -222,4 +234,6 @@ _RULES: dict[type, Callable[[Any], None]] = {
     m.Goodbye: _goodbye,
     m.Check: _check_path,
     m.Checked: _checked,
+    m.Challenge: _challenge,
+    m.Proof: _proof,
 }

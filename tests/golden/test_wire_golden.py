@@ -16,6 +16,7 @@ from common.wire.frame import HEADER_BYTES, FrameType, parse_header
 from common.wire.message_codec import TYPE_OF, decode, encode
 from common.wire.messages import (
     Cancel,
+    Challenge,
     Changes,
     Check,
     Checked,
@@ -30,6 +31,7 @@ from common.wire.messages import (
     Pong,
     Priority,
     Promote,
+    Proof,
     Read,
     SnapshotPage,
     Stats,
@@ -80,6 +82,9 @@ SAMPLES: dict[str, tuple[int, Message]] = {
     "subscribe-snapshot": (1, Subscribe(b"", 0, None, "epoch-1")),
     "check": (0, Check(0xFFFF_FFFF_FFFF_FFFF, b"train/\xff\xfe")),
     "checked": (0, Checked(7, CATALOG, 304)),
+    "hello-token": (0, Hello((1,), "c4", "rack-7", CATALOG, (Codec.RAW,), ("token",), bytes(range(32)))),
+    "challenge": (0, Challenge(bytes(range(32, 64)), bytes(range(64, 96)))),
+    "proof": (0, Proof(bytes(range(96, 128)))),
     "checked-not": (0, Checked(8, CATALOG, 304, "source-read", "the disk is away")),
 }
 

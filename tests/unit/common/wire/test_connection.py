@@ -14,7 +14,9 @@ from common.wire.frame import FLAG_LAST, FLAG_OPTIONAL, FrameType
 from common.wire.handshake import negotiate
 from common.wire.message_codec import TYPE_OF, encode
 from common.wire.messages import (
+    TOKEN,
     Cancel,
+    Challenge,
     Changes,
     Check,
     Checked,
@@ -28,6 +30,7 @@ from common.wire.messages import (
     Pong,
     Priority,
     Promote,
+    Proof,
     SnapshotPage,
     Stats,
     Subscribe,
@@ -53,7 +56,10 @@ SAMPLES: list[tuple[Message, int]] = [
     (Goodbye(""), 0),
     (Check(1, b"d/f"), 0),
     (Checked(1, CATALOG, 3), 0),
+    (Challenge(b"n" * 32, b"p" * 32), 0),
+    (Proof(b"p" * 32), 0),
 ]
+HELLO_WITH_TOKEN = replace(HELLO, capabilities=(TOKEN,), nonce=b"n" * 32)
 
 
 def _in_state(role: Role, state: State) -> Connection:
@@ -62,9 +68,16 @@ def _in_state(role: Role, state: State) -> Connection:
     found = {Role.SPOKE: spoke, Role.HUB: hub}[role]
     if state is State.START:
         return found
-    spoke.send(HELLO)
+    spoke.send(HELLO_WITH_TOKEN)
     carry(spoke, hub)
     if state in (State.HELLO_SENT, State.HELLO_RECEIVED):
+        return found
+    if state in (State.CHALLENGED, State.PROVEN):
+        hub.send(Challenge(b"n" * 32, b"p" * 32))
+        carry(hub, spoke)
+        if state is State.PROVEN:
+            spoke.send(Proof(b"p" * 32))
+            carry(spoke, hub)
         return found
     hub.send(WELCOME)
     carry(hub, spoke)
@@ -112,6 +125,17 @@ def test_every_message_in_every_state_is_received_or_refused_as_the_table_says(r
             assert isinstance(told[0], Received)
             assert isinstance(told[0].message, Error)
             assert told[0].message.code == "protocol"
+
+
+def test_a_spoke_that_offers_no_token_is_not_challenged() -> None:
+    spoke, hub = Connection(Role.SPOKE), Connection(Role.HUB)
+    spoke.send(HELLO)
+    carry(spoke, hub)
+    with pytest.raises(LocalProtocolError, match="offers no token"):
+        hub.send(Challenge(b"n" * 32, b"p" * 32))
+    head, payload = encode(Challenge(b"n" * 32, b"p" * 32))
+    with pytest.raises(ProtocolError, match="offers no token"):
+        spoke.receive_data(head + payload)
 
 
 def test_a_read_is_answered_extent_by_extent_and_its_id_is_free_again() -> None:
