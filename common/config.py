@@ -46,6 +46,17 @@ SETTING_NAMES = frozenset(
         ),
         *("connect_timeout", "links", "identity", "prefetch", "revision", "snapshot", "consistency", "passthrough"),
         *("allow_other", "uid", "gid", "umask", "record", "read_ahead"),
+        *(
+            "tls_cert",
+            "tls_key",
+            "tls_ca",
+            "tls_name",
+            "token_file",
+            "insecure",
+            "identities",
+            "audit_log",
+            "retention",
+        ),
     }
 )
 """Settings of either daemon: one environment may serve both, and the other's are no mistakes."""
@@ -104,6 +115,7 @@ class Loaded(Generic[SettingsT]):
     settings: SettingsT
     sources: dict[str, str]
     warnings: tuple[str, ...] = ()
+    file: Path | None = None
 
 
 def load(
@@ -111,7 +123,7 @@ def load(
 ) -> Loaded[SettingsT]:
     """Merge the layers. A flag of None was not given. Raises UsageError."""
     layers = {
-        "file": _read_toml(file) if file is not None else {},
+        "file": read_toml(file) if file is not None else {},
         "environment": _from_environment(model, environ),
         "flag": {name: value for name, value in flags.items() if value is not None},
     }
@@ -125,7 +137,7 @@ def load(
         settings = model.model_validate(merged)
     except ValidationError as error:
         raise UsageError(_explain(error, model, sources)) from None
-    return Loaded(settings, {name: sources[name] for name in model.model_fields}, _misspelt(model, environ))
+    return Loaded(settings, {name: sources[name] for name in model.model_fields}, _misspelt(model, environ), file)
 
 
 def _misspelt(model: type[Settings], environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -141,7 +153,8 @@ def _misspelt(model: type[Settings], environ: Mapping[str, str]) -> tuple[str, .
     return tuple(lines)
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
+    """The settings of a file by their names. Raises UsageError."""
     try:
         table = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:

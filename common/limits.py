@@ -66,6 +66,27 @@ HELLO_TIMEOUT_S = 10.0
 HEARTBEAT_INTERVAL_S = 2.0
 """Silence on a feed after which the hub sends a heartbeat; a spoke that hears nothing for five of them re-dials."""
 
+FILES_LOOK_S = 1.0
+"""Between two looks whether a hub's table of identities has changed; certificates and tokens are looked at with each connection."""
+
+AUDIT_AGAIN_S = 3600.0
+AUDIT_REFUSED_AGAIN_S = 60.0
+"""How long an audit log says nothing of an identity that reads the same version again, or of a host refused for the same reason."""
+
+AUDIT_REMEMBERED_MAX = 100_000
+"""What it remembers to have said (some 20 MB). The oldest is forgotten, and may be said again sooner."""
+
+AUDIT_QUEUE_MAX = 10_000
+AUDIT_RESOLVING_MAX = 256
+"""Lines that wait for a slow disk: then dropped, and counted; versions whose paths are looked up at once: then said without path."""
+
+AUDIT_FILE_MAX_BYTES = 64 * 1024 * 1024
+AUDIT_FILES_KEPT = 5
+"""An audit log that has grown to this becomes ``.1``, what was ``.1`` becomes ``.2``; the last one goes."""
+
+CERTIFICATE_WARN_S = 7 * 24 * 3600.0
+"""From here to its end a certificate of our own is warned of in the log when it is read; the metric tells at all times."""
+
 TOKEN_MIN_BYTES = 32
 TOKEN_FILE_MAX_BYTES = 4096
 """A shared token: what cannot be guessed from its proofs (``openssl rand -hex 32`` makes 64), and what is read of its file. Refuse:
@@ -165,6 +186,9 @@ CONNECTIONS_MAX = 2048
 
 CONNECTIONS_PER_SPOKE_MAX = 64
 """Connections of one spoke to one server (a far 10 Gbit/s path wants about 16). Refuse with ``overloaded``."""
+
+CONNECTIONS_PER_IDENTITY_MAX = CONNECTIONS_MAX // 2
+"""Connections of all spokes that show certificates of one name, where the table of identities says nothing. Refuse with ``overloaded``."""
 
 CONNECTIONS_HALF_OPEN_MAX = 256
 """Connections that have not said HELLO yet. Drop the oldest: an honest spoke says it within a round trip."""

@@ -55,6 +55,23 @@ def serve(
     weights: Annotated[
         list[str] | None, typer.Option(help="IDENTITY=WEIGHT: a spoke's share against others; * matches any text.")
     ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(help="PEM certificate of this hub: speak TLS 1.3 only, with spokes that show one too."),
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM, readable by nobody else.")] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="PEM CA certificates that spokes' certificates must lead to.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Ask spokes for the token in this file; for closed networks.")
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Listen beyond this host with neither TLS nor token.")
+    ] = None,
+    audit_log: Annotated[
+        str | None, typer.Option(help="File for who opened what, in JSON lines; - puts them with the log.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Processes that serve, for more cores; a spoke stays in one. [default: 1]")
     ] = None,
@@ -75,6 +92,12 @@ def serve(
         "rate_limit": rate_limit,
         "rate_limit_zone": rate_limit_zone,
         "weights": weights or None,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_ca": tls_ca,
+        "token_file": token_file,
+        "insecure": insecure,
+        "audit_log": audit_log,
         "workers": workers,
         "rescan_interval": rescan_interval,
         "compression": compression,
@@ -85,7 +108,9 @@ def serve(
     warn(loaded.warnings)
     configure(loaded.settings.log_level, loaded.settings.log_format)
     from hub.daemon import run_hub
+    from hub.exposure import check_exposure
 
+    check_exposure(loaded.settings)
     run_hub(loaded, on_ready=typer.echo)
 
 

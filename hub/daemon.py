@@ -19,9 +19,13 @@ from common.runtime import cancel_and_wait
 from common.serving.packing import Packer
 from common.serving.server import Server
 from common.systemd import ServiceManager
+from common.tls import Certificates
+from common.token import TokenFile
 from common.units import format_address, parse_address
+from hub.audit import AuditFile, AuditTrail
 from hub.config import HubSettings
 from hub.counts import Counts
+from hub.identities import IdentitiesFile
 from hub.metrics import METRICS, Packed
 from hub.rate_schedule import RateSchedule
 from hub.source import HubSource
@@ -49,6 +53,16 @@ class Hub:
             for name, directory in settings.dataset.items()
         }
         self._packer = Packer(settings.compression)
+        self.certificates = Certificates(settings.tls, runtime.wall_time_s) if settings.tls is not None else None
+        token = TokenFile(settings.token_file) if settings.token_file is not None else None
+        self._audit_file = AuditFile(settings.audit_log) if settings.audit_log else None
+        self._audit = (
+            AuditTrail(self._audit_file.emit, self.sources, runtime.now_s, runtime.wall_time_s)
+            if self._audit_file is not None
+            else None
+        )
+        if settings.identities.table and settings.tls is None:
+            log.warning("without TLS a spoke's identity is what it says of itself: [identities] keeps nobody out")
         self.server: Server | Pool = (
             self._pool()
             if settings.workers > 1
@@ -61,8 +75,18 @@ class Hub:
                 observer=self._counts,
                 codecs=self._packer.codecs,
                 pack=self._packer.pack,
+                access=settings.identities,
+                certificates=self.certificates,
+                token=token,
+                auditor=self._audit,
             )
         )
+        self._identities = (
+            IdentitiesFile(loaded.file, settings.identities, self.server.set_access)
+            if loaded.file is not None
+            else None
+        )
+        self._identities_task: asyncio.Task[None] | None = None
         timetable = Timetable(settings.rate_limit.rules, parse_zone(settings.rate_limit_zone))
         self.rate_schedule = RateSchedule(timetable, self.server.limit_total, runtime.wall_time_s)
         self._rate_task: asyncio.Task[None] | None = None
@@ -82,6 +106,12 @@ class Hub:
             processes=settings.workers,
             log_level=settings.log_level,
             log_format=settings.log_format,
+            security={
+                "tls": [os.fsencode(path) for path in settings.tls] if settings.tls is not None else None,
+                "token": os.fsencode(settings.token_file) if settings.token_file is not None else None,
+                "audit": bool(settings.audit_log),
+            },
+            identities=settings.identities.plain(),
         )
         return Pool(
             self.sources,
@@ -90,6 +120,7 @@ class Hub:
             clock=runtime.now_s,
             start_words=start_words,
             on_failed=self.fail,
+            on_audit=self._audit_file.emit if self._audit_file is not None else None,
         )
 
     def fail(self, error: HeadraceError) -> None:
@@ -116,16 +147,22 @@ class Hub:
             reason = os.strerror(error.errno) if error.errno else error
             raise UsageError(f"cannot listen on {settings.listen}: {reason}; choose another --listen") from None
         self._rate_task = asyncio.create_task(self.rate_schedule.run(), name="rate schedule")
+        if self._identities is not None:
+            self._identities_task = asyncio.create_task(self._identities.run(), name="identities")
         self._ready = True
 
     async def close(self) -> None:
         self._ready = False
-        await cancel_and_wait(self._rate_task)
+        await cancel_and_wait(self._rate_task, self._identities_task)
         await self.server.close()
+        if self._audit is not None:
+            await self._audit.close()
         await self._packer.close()
         for source in self.sources.values():
             await source.close()
         await self.pages.close()
+        if self._audit_file is not None:
+            await asyncio.to_thread(self._audit_file.close)
 
     # --- what it shows -----------------------------------------------------------------------------------
 
@@ -161,6 +198,12 @@ class Hub:
             "rate_limit": self.rate_schedule.status(),
             "raw_bytes": self.packed.raw_bytes,
             "packed_bytes": self.packed.packed_bytes,
+            "security": {
+                "tls": self.certificates is not None,
+                "token": self.settings.token_file is not None,
+                "certificate_left_s": self.certificates.left_s if self.certificates is not None else None,
+                "audit_lines_dropped": self._audit_file.dropped_total if self._audit_file is not None else 0,
+            },
             "workers": self.server.workers() if isinstance(self.server, Pool) else [],
             "datasets": {
                 name: {

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from common.metrics import Metric
 from common.serving.server import SpokeView
+from common.tls import Certificates
 from hub.counts import Counts
 from hub.rate_schedule import RateSchedule
 from hub.source import HubSource
@@ -44,6 +45,8 @@ class Measured(Protocol):
     def worker_restarts(self) -> int: ...
     @property
     def rate_schedule(self) -> RateSchedule: ...
+    @property
+    def certificates(self) -> Certificates | None: ...
 
 
 METRICS: tuple[Metric[Measured], ...] = (
@@ -92,6 +95,12 @@ METRICS: tuple[Metric[Measured], ...] = (
         "gauge",
         "Total rate limit in force now, 0 for none.",
         lambda hub: hub.rate_schedule.rate_bytes_per_s or 0.0,
+    ),
+    Metric(
+        "headrace_hub_tls_certificate_expiry_seconds",
+        "gauge",
+        "Seconds until this hub's own certificate expires, negative once it has; NaN without TLS.",
+        lambda hub: hub.certificates.left_s if hub.certificates is not None else float("nan"),
     ),
     Metric(
         "headrace_hub_worker_restarts",

@@ -85,6 +85,17 @@ def mount(
     allow_other: Annotated[
         bool | None, typer.Option("--allow-other/--no-allow-other", help="Other users may read.")
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM certificate of this spoke: speak TLS 1.3 with a hub that shows one too.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM, readable by nobody else.")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="PEM CA certificates that the hub's must lead to.")] = None,
+    tls_name: Annotated[
+        str | None, typer.Option(help="The name the hub's certificate must have. [default: the host of --hub]")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="The token that this spoke and the hub share; for closed networks.")
+    ] = None,
     uid: Annotated[int | None, typer.Option(help="Owner shown for all files. [default: yours]")] = None,
     gid: Annotated[int | None, typer.Option(help="Group shown for all files. [default: yours]")] = None,
     umask: Annotated[str | None, typer.Option(help="Permission bits taken away, octal. [default: 022]")] = None,
@@ -119,6 +130,11 @@ def mount(
         "passthrough": passthrough,
         "read_ahead": read_ahead,
         "allow_other": allow_other,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_ca": tls_ca,
+        "tls_name": tls_name,
+        "token_file": token_file,
         "uid": uid,
         "gid": gid,
         "umask": umask,

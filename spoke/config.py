@@ -10,7 +10,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from common.config import Address, DatasetName, DurationS, Settings, SizeBytes, checked
+from common.errors import UsageError
 from common.limits import LABEL_MAX_BYTES, READAHEAD_MAX_KIB, READAHEAD_MIN_KIB
+from common.tls import TlsFiles, tls_files
 from common.units import format_address, parse_address
 
 DEFAULT_HUB_PORT = 7420
@@ -44,6 +46,8 @@ class SpokeSettings(Settings):
     ``revision`` or ``snapshot``: show the tree of that one, for ever. ``consistency``: ``lease`` (the hub tells of changes) or
     ``strict`` (it is asked at each open). ``record``: a file to write down every open, READ and close in (TRACE.md).
     ``read_ahead``: the kernel's, in KiB, or ``auto``: chosen by what is read.
+    ``tls_cert``, ``tls_key``, ``tls_ca``: together, speak TLS with a hub whose certificate leads to that CA and is for ``tls_name``
+    (default: the host of ``hub``). ``token_file``: prove to the hub that we have the token in it, as it must to us.
     """
 
     hub: Annotated[str, checked(_hub_address)]
@@ -68,6 +72,11 @@ class SpokeSettings(Settings):
     consistency: Literal["lease", "strict"] = "lease"
     read_ahead: Annotated[str, checked(_read_ahead)] = "auto"
     umask: Annotated[int, Field(ge=0, le=0o777)] = 0o022
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    tls_name: Annotated[str, Field(max_length=253)] = ""
+    token_file: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
 
@@ -81,7 +90,21 @@ class SpokeSettings(Settings):
             )
         return self
 
-    @field_validator("cache_dir", "record")
+    @property
+    def tls(self) -> TlsFiles | None:
+        return tls_files(self.tls_cert, self.tls_key, self.tls_ca)
+
+    @model_validator(mode="after")
+    def _tls_together(self) -> Self:
+        try:
+            tls = self.tls
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+        if self.tls_name and tls is None:
+            raise ValueError("tls-name says whose certificate the hub must show: it needs tls-cert, tls-key and tls-ca")
+        return self
+
+    @field_validator("cache_dir", "record", "tls_cert", "tls_key", "tls_ca", "token_file")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         """As ``status`` shows it to people in other directories; a link in it is left as it is."""

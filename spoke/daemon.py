@@ -39,6 +39,7 @@ from spoke.fuse.operations import Operations
 from spoke.fuse.virtual import VirtualFile
 from spoke.hub_client.checks import Position
 from spoke.hub_client.client import HubClient, make_hello
+from spoke.hub_client.credentials import Credentials
 from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
 from spoke.namespace.journal import Journal
@@ -69,7 +70,14 @@ class NoHubYet(UsageError):
 class Spoke:
     """Use :func:`run_spoke`, or ``await Spoke.start(…)``, ``await spoke.wait(stop)``, ``await spoke.close()``."""
 
-    def __init__(self, mountpoint: str, loaded: Loaded[SpokeSettings], store: Store, journal: Journal) -> None:
+    def __init__(
+        self,
+        mountpoint: str,
+        loaded: Loaded[SpokeSettings],
+        store: Store,
+        journal: Journal,
+        credentials: Credentials | None = None,
+    ) -> None:
         """Builds; nothing runs yet."""
         settings = loaded.settings
         clock, dice = runtime.now_s, Random()
@@ -88,6 +96,7 @@ class Spoke:
             and is_at(journal.directory, self.pin, self.tree.catalog_id, self.tree.revision),
         )
         self.follower = Follower(self.replica, journal, self._names_changed, clock)
+        self.credentials = credentials or Credentials()
         host, port = parse_address(settings.hub)
         self.client = HubClient(
             host,
@@ -97,6 +106,7 @@ class Spoke:
             follower=self.follower,
             clock=clock,
             dice=dice,
+            credentials=self.credentials,
         )
         self.siblings = Siblings(self.tree)
         # What is fetched ahead must fit beside what is kept: a small cache would evict it before it is read.
@@ -168,6 +178,7 @@ class Spoke:
         Raises UsageError (cache directory, mountpoint, unknown dataset) or HeadraceError with the reason.
         """
         settings = loaded.settings
+        credentials = Credentials.load(settings.tls, settings.token_file, settings.tls_name)
         store = await asyncio.to_thread(
             Store.open,
             settings.cache_dir,
@@ -182,7 +193,7 @@ class Spoke:
         except OSError as error:
             await store.close()
             raise CacheDirectoryError(f"the names in {settings.cache_dir} cannot be kept: {error.strerror}") from error
-        spoke = cls(mountpoint, loaded, store, journal)
+        spoke = cls(mountpoint, loaded, store, journal, credentials)
         try:
             await spoke._start()
         except BaseException:
@@ -369,6 +380,11 @@ class Spoke:
         """Seconds since the hub last vouched for the names; infinite if it never did in this process life."""
         return self.replica.staleness_s(runtime.now_s())
 
+    def certificate_left_s(self) -> float:
+        """Until our own expires; not a number without one."""
+        certificates = self.credentials.certificates
+        return certificates.left_s if certificates is not None else float("nan")
+
     @property
     def suspicious(self) -> Suspicion | None:
         return self.replica.suspicious
@@ -404,6 +420,9 @@ class Spoke:
                 "rate_bytes_per_s": client.rate_bytes_per_s,
                 "received_bytes": client.wire_bytes_total,
                 "links": client.links(),
+                "tls": self.credentials.certificates is not None,
+                "token": self.credentials.token is not None,
+                "certificate_left_s": self.certificate_left_s() if self.credentials.certificates is not None else None,
             },
             "names": {
                 "revision": self.tree.revision,

@@ -68,6 +68,7 @@ class Measured(Protocol):
     @property
     def suspicious(self) -> Suspicion | None: ...
     def staleness_s(self) -> float: ...
+    def certificate_left_s(self) -> float: ...
 
 
 METRICS: tuple[Metric[Measured], ...] = (
@@ -232,6 +233,12 @@ METRICS: tuple[Metric[Measured], ...] = (
         "gauge",
         "1 while the hub's announcement of a large loss is held back.",
         lambda spoke: float(spoke.suspicious is not None),
+    ),
+    Metric(
+        "headrace_spoke_tls_certificate_expiry_seconds",
+        "gauge",
+        "Seconds until this spoke's own certificate expires, negative once it has; NaN without TLS.",
+        lambda spoke: spoke.certificate_left_s(),
     ),
     Metric(
         "headrace_spoke_hub_rtt_seconds",

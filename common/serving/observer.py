@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from common.wire.messages import Priority
+from common.errors import HeadraceError
+from common.wire.messages import Hello, Priority
 
 
 class Observer(Protocol):
@@ -23,6 +25,19 @@ class Observer(Protocol):
 
     def refused(self, code: str) -> None:
         """A READ, a subscription or a connection was answered with ERROR ``code``."""
+
+
+class Auditor(Protocol):
+    """Who did what, for a record. All calls come from the loop's thread and must not block. ``address``: of the other end."""
+
+    def connected(self, address: str, hello: Hello, names: Sequence[str]) -> None:
+        """A connection was let in; ``names``: all that its certificate has."""
+
+    def opened(self, address: str, hello: Hello, version: bytes) -> None:
+        """It asks for blocks of this file version; once for each READ."""
+
+    def refused(self, address: str, hello: Hello | None, error: HeadraceError) -> None:
+        """It was not let in, or shut out; ``hello``: None before it was let in."""
 
 
 class NoObserver:

@@ -38,12 +38,15 @@ class ReadAhead:
 
 class _Spoke:
     __slots__ = (
-        "deficit_bytes", "in_demand_ring", "in_ring", "links", "outstanding_bytes", "pacer", "turn_open", "weight"
+        "bound_bytes_per_s", "deficit_bytes", "in_demand_ring", "in_ring", "links", "outstanding_bytes", "pace_bytes_per_s", "pacer",
+        "turn_open", "weight",
     )  # fmt: skip
 
     def __init__(self, weight: float, rate_bytes_per_s: float | None) -> None:
         self.weight = weight
         self.pacer = Pacer(rate_bytes_per_s)
+        self.bound_bytes_per_s = rate_bytes_per_s
+        self.pace_bytes_per_s: float | None = None
         self.links: deque[_Link] = deque()
         self.deficit_bytes = 0.0
         self.outstanding_bytes = 0
@@ -182,9 +185,26 @@ class Scheduler:
     def pace_spoke(self, now_s: float, spoke_id: bytes, rate_bytes_per_s: float | None) -> None:
         """The pace of one spoke from now on, below the configured one if there is one; None: only that."""
         spoke = self._spokes.get(spoke_id)
-        if spoke is None:
-            return
-        rates = [rate for rate in (rate_bytes_per_s, self._spoke_rate_bytes_per_s) if rate is not None]
+        if spoke is not None:
+            spoke.pace_bytes_per_s = rate_bytes_per_s
+            self._repace(now_s, spoke)
+
+    def bound_spoke(self, now_s: float, spoke_id: bytes, rate_bytes_per_s: float | None) -> None:
+        """What one spoke may have at most from now on, whatever its path carries; None: what all spokes may."""
+        spoke = self._spokes.get(spoke_id)
+        if spoke is not None:
+            rates = [rate for rate in (rate_bytes_per_s, self._spoke_rate_bytes_per_s) if rate is not None]
+            spoke.bound_bytes_per_s = min(rates, default=None)
+            self._repace(now_s, spoke)
+
+    def reweigh(self, spoke_id: bytes, weight: float) -> None:
+        """Its share from its next turn on."""
+        spoke = self._spokes.get(spoke_id)
+        if spoke is not None:
+            spoke.weight = weight
+
+    def _repace(self, now_s: float, spoke: _Spoke) -> None:
+        rates = [rate for rate in (spoke.pace_bytes_per_s, spoke.bound_bytes_per_s) if rate is not None]
         rate = min(rates, default=None)
         if rate != spoke.pacer.rate_bytes_per_s:
             spoke.pacer.set_rate(now_s, rate)

@@ -10,23 +10,35 @@ import itertools
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common import limits
-from common.errors import Overloaded, UnknownDataset
+from common.errors import AuthenticationFailed, NotAllowed, Overloaded, UnknownDataset
 from common.log import get_logger
 from common.runtime import cancel_and_wait
+from common.serving.access import Access, Grant
 from common.serving.egress import Egress, Pack, pack_raw
-from common.serving.observer import NoObserver, Observer
+from common.serving.observer import Auditor, NoObserver, Observer
 from common.serving.scheduler import ReadAhead, Scheduler
-from common.serving.session import Session
+from common.serving.session import Admission, Session
 from common.serving.source import Source
 from common.serving.steering import Steering
 from common.serving.weights import Weights
 from common.tcp import PathFacts, send_buffer_bytes, tune
-from common.wire.messages import Codec, Hello, Stats
+from common.tls import Certificates
+from common.tls_transport import Tls
+from common.token import TokenFile
+from common.wire.message_codec import encode
+from common.wire.messages import Codec, Error, Hello, Stats
 
 log = get_logger(__name__)
+
+_TLS_ONLY, _ = encode(
+    Error(
+        AuthenticationFailed.wire_code, "this hub speaks TLS only: mount with --tls-cert, --tls-key and --tls-ca", False
+    )
+)
+"""What a peer hears that begins in the clear."""
 
 RATE_LOOK_S = 1.0
 RATE_SPAN_S = 4.0
@@ -81,7 +93,9 @@ class Server:
 
     ``total_rate_bytes_per_s`` and ``spoke_rate_bytes_per_s``: what leaves for all spokes, and for one; None: no limit.
     ``steer``: each spoke is sent no more than its path carries (:mod:`common.serving.rate_control`).
-    ``weights``: a spoke's identity to its share. ``codecs`` and ``pack``: what DATA may be packed with, and by whom.
+    ``weights``: a spoke's identity to its share. ``access``: who may have what. ``certificates``: speak TLS, and let in whom
+    they believe; ``token``: ask for this one. ``auditor`` hears who did what. ``codecs`` and ``pack``: what DATA may be packed with,
+    and by whom.
     Use ``start`` and ``close``, or ``async with``. OSError of the listening socket comes out of ``start``.
     """
 
@@ -99,6 +113,11 @@ class Server:
         pack: Pack = pack_raw,
         steer: bool = True,
         read_ahead: ReadAhead | None = None,
+        access: Access | None = None,
+        certificates: Certificates | None = None,
+        token: TokenFile | None = None,
+        auditor: Auditor | None = None,
+        wall_time_s: Callable[[], float] = time.time,
     ) -> None:
         assert Codec.RAW in codecs
         self.observer: Observer = observer or NoObserver()
@@ -116,6 +135,12 @@ class Server:
         self._listen = listen
         self._clock = clock
         self._weights = weights or Weights()
+        self.auditor = auditor
+        self._access = access or Access()
+        self._certificates = certificates
+        self._token = token
+        self._wall_time_s = wall_time_s
+        self._by_identity: dict[str, dict[int, Session]] = {}
         self._link_ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
         self._half_open: dict[int, Session] = {}  # in the order they came
@@ -141,7 +166,7 @@ class Server:
     async def _listening(self, host: str, port: int) -> asyncio.Server:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: Session(self, next(self._link_ids)), host, port, backlog=512, start_serving=False
+            lambda: self._secured(Session(self, next(self._link_ids))), host, port, backlog=512, start_serving=False
         )
         for sock in server.sockets:
             tune(sock, bulk_sender=True)  # accepted sockets inherit it, so it holds from their first segment on
@@ -152,8 +177,13 @@ class Server:
         """Serve a connection that somebody else accepted, and of which ``received`` was read already. Owns the socket from now on."""
         session = Session(self, next(self._link_ids), received)
         sock.setblocking(False)
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: session, sock)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: self._secured(session), sock)
         return session
+
+    def _secured(self, session: Session) -> asyncio.BufferedProtocol:
+        if self._certificates is None:
+            return session
+        return Tls(session, self._certificates.server(), in_the_clear=_TLS_ONLY)
 
     @property
     def port(self) -> int:
@@ -201,10 +231,22 @@ class Server:
         if len(self._half_open) > limits.CONNECTIONS_HALF_OPEN_MAX:
             self._half_open.pop(next(iter(self._half_open))).drop_half_open()
 
-    def welcome(self, session: Session, hello: Hello) -> tuple[Source, float]:
+    def token(self) -> bytes | None:
+        return self._token.current() if self._token is not None else None
+
+    def welcome(self, session: Session, hello: Hello, names: Sequence[str]) -> Admission:
+        identity, grant = self._access.admit(names, hello.dataset)
+        hello = replace(hello, identity=identity)
         source = self._sources.get(hello.dataset)
         if source is None:
-            raise UnknownDataset(f"no dataset {hello.dataset!r} here; served: {', '.join(sorted(self._sources))}")
+            served = ", ".join(sorted(name for name in self._sources if grant.allows(name)))
+            raise UnknownDataset(f"no dataset {hello.dataset!r} here; served: {served}")
+        mine = self._by_identity.get(identity, {})
+        allowed = grant.connections
+        if allowed is None and self._certificates is not None:
+            allowed = limits.CONNECTIONS_PER_IDENTITY_MAX
+        if allowed is not None and len(mine) >= allowed:
+            raise Overloaded(f"{identity!r} has {len(mine)} connections, no more are taken")
         connected = sum(
             len(spoke.sessions) for (spoke_id, _), spoke in self._spokes.items() if spoke_id == hello.spoke_id
         )
@@ -219,7 +261,53 @@ class Server:
         self._half_open.pop(session.link_id, None)
         if self._steering is not None:
             self._steering.joined(hello.spoke_id, session)
-        return source, self._weights.of(hello.identity)
+        self._by_identity.setdefault(identity, {})[session.link_id] = session
+        if grant.rate_bytes_per_s is not None:  # once the egress knows this spoke
+            asyncio.get_running_loop().call_soon(self._divide_rate, identity)
+        weight = self._access.weight(identity, grant, self._weights)
+        return Admission(hello, source, weight, grant.requests is not None)
+
+    def admit_read(self, session: Session) -> None:
+        assert session.hello is not None
+        identity = session.hello.identity
+        grant = self._grant(session)
+        scheduler = self.egress.scheduler
+        in_flight = sum(scheduler.open_requests(link_id) for link_id in self._by_identity[identity])
+        if grant.requests is not None and in_flight >= grant.requests:
+            raise Overloaded(f"{identity!r} has {in_flight} READs in flight, no more are taken")
+
+    def _grant(self, session: Session) -> Grant:
+        """What holds for a session that was let in; nothing in particular while it is being shut out."""
+        try:
+            return self._access.grant(session.names)[1]
+        except NotAllowed:
+            return Grant()
+
+    def _divide_rate(self, identity: str) -> None:
+        """The rate of an identity, evenly between its spokes."""
+        mine = self._by_identity.get(identity, {}).values()
+        spokes = {session.hello.spoke_id: session for session in mine if session.hello is not None}
+        for spoke_id, session in spokes.items():
+            rate = self._grant(session).rate_bytes_per_s
+            share = rate / len(spokes) if rate is not None else None
+            self.egress.scheduler.bound_spoke(self._clock(), spoke_id, share)
+        self.egress.pump_soon()
+
+    def set_access(self, access: Access) -> None:
+        """Holds from now on, for those who are here as well: who may no longer have its dataset is shut out."""
+        self._access = access
+        for session in list(self._sessions.values()):
+            hello = session.hello
+            if hello is None or not session.names:
+                continue
+            try:
+                identity, grant = access.admit(session.names, hello.dataset)
+            except NotAllowed as error:
+                session.shut_out(error)
+                continue
+            self.egress.scheduler.reweigh(hello.spoke_id, access.weight(identity, grant, self._weights))
+        for identity in list(self._by_identity):
+            self._divide_rate(identity)
 
     def heard_stats(self, session: Session, stats: Stats) -> None:
         assert session.hello is not None
@@ -235,6 +323,12 @@ class Server:
             return
         if self._steering is not None:
             self._steering.left(hello.spoke_id, session)
+        mine = self._by_identity[hello.identity]
+        del mine[session.link_id]
+        if not mine:
+            del self._by_identity[hello.identity]
+        elif self._grant(session).rate_bytes_per_s is not None:
+            self._divide_rate(hello.identity)
         key = (hello.spoke_id, hello.dataset)
         spoke = self._spokes[key]
         del spoke.sessions[session.link_id]
@@ -250,6 +344,7 @@ class Server:
         at_s = self._clock()
         while True:
             await asyncio.sleep(RATE_LOOK_S)
+            self._shut_out_expired()
             elapsed_s, at_s = self._clock() - at_s, self._clock()
             share = min(1.0, elapsed_s / RATE_SPAN_S)
             for spoke in self._spokes.values():
@@ -257,6 +352,14 @@ class Server:
                 seen = (sent_bytes - spoke.measured_bytes) / max(elapsed_s, 1e-3)
                 spoke.measured_bytes = sent_bytes
                 spoke.rate_bytes_per_s += (seen - spoke.rate_bytes_per_s) * share
+
+    def _shut_out_expired(self) -> None:
+        """Who dials again shows the certificate it has by now."""
+        now_s = self._wall_time_s()
+        for session in [found for found in self._sessions.values() if found.expires_s <= now_s]:
+            session.shut_out(
+                AuthenticationFailed("the certificate shown at the beginning of this connection has expired")
+            )
 
     @property
     def connections(self) -> int:

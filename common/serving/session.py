@@ -8,23 +8,30 @@ Nothing a peer says takes more down than its own connection.
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Protocol, cast
+from dataclasses import replace
+from hashlib import sha256
+from typing import NamedTuple, Protocol, cast
 
 from common import limits
-from common.errors import Cancelled, HeadraceError, Overloaded, ProtocolError
+from common.errors import AuthenticationFailed, Cancelled, HeadraceError, Overloaded, ProtocolError
 from common.log import get_logger
 from common.serving.egress import Egress, Packed
 from common.serving.feed import FeedMessage, follow
-from common.serving.observer import Observer
+from common.serving.observer import Auditor, Observer
 from common.serving.scheduler import Pick
 from common.serving.source import Source
 from common.tcp import OptionSocket, PathFacts, limit_rate, path_facts, renew_bbr, tune
+from common.tls import expiry_of, identities_of
 from common.units import format_address
 from common.wire import messages as m
 from common.wire.connection import Closed, Connection, LocalProtocolError, Role
+from common.wire.proof import is_proof, proof
+from common.wire.rules import ID_BYTES, NONCE_BYTES
 
 log = get_logger(__name__)
 
@@ -33,11 +40,21 @@ _WRITE_BYTES = 64 * 1024
 """Small frames are gathered up to here for one system call; what is given to the socket can not be overtaken."""
 
 
+class Admission(NamedTuple):
+    """What a spoke gets that was let in. ``hello``: as it is known from here on. ``counts_reads``: each READ needs leave."""
+
+    hello: m.Hello
+    source: Source
+    weight: float
+    counts_reads: bool
+
+
 class Host(Protocol):
     """What a session needs of its server."""
 
     egress: Egress
     observer: Observer
+    auditor: Auditor | None
     codecs: Sequence[m.Codec]
     socket_rate_bytes_per_s: float | None
     send_buffer_bytes: int
@@ -45,8 +62,14 @@ class Host(Protocol):
     def opened(self, session: Session) -> None:
         """A connection was accepted. Raises Overloaded when there are too many."""
 
-    def welcome(self, session: Session, hello: m.Hello) -> tuple[Source, float]:
-        """The source to serve, and the spoke's weight. Raises UnknownDataset, Overloaded."""
+    def token(self) -> bytes | None:
+        """What a spoke must prove to have; None: nothing."""
+
+    def welcome(self, session: Session, hello: m.Hello, names: Sequence[str]) -> Admission:
+        """``names``: what the other end may call itself, what it does first. Raises NotAllowed, UnknownDataset, Overloaded."""
+
+    def admit_read(self, session: Session) -> None:
+        """Raises Overloaded when its identity has too many READs in flight. Asked only where Admission says so."""
 
     def heard_stats(self, session: Session, stats: m.Stats) -> None: ...
 
@@ -65,10 +88,17 @@ class Session(asyncio.BufferedProtocol):
         self.hello: m.Hello | None = None
         self.address = ""
         self.sent_bytes = 0
+        self.names: Sequence[str] = ()
+        """What the other end may call itself; empty before it was let in."""
+        self.expires_s = math.inf
+        """When its certificate does, in seconds since 1970."""
         self._host = host
+        self._auditor = host.auditor
         self._egress = host.egress
         self._connection = Connection(Role.HUB)
         self._source: Source | None = None
+        self._counts_reads = False
+        self._challenged: tuple[m.Hello, bytes, bytes] | None = None  # HELLO, our nonce, the token
         self._transport: asyncio.Transport | None = None
         self._lanes: tuple[deque[tuple[Pick, Packed]], ...] = tuple(deque() for _ in m.Priority)
         self._feed_message: tuple[int, FeedMessage] | None = None
@@ -129,6 +159,15 @@ class Session(asyncio.BufferedProtocol):
             buffer[:size_bytes] = received[:size_bytes]
             received = received[size_bytes:]
             self.buffer_updated(size_bytes)
+
+    def secured(self) -> None:
+        """TLS stands. Who is there is asked when it says HELLO."""
+
+    def insecure(self, error: AuthenticationFailed) -> None:
+        """TLS does not, or no longer; the peer was told, the connection ends."""
+        if not self._closing:
+            self._closing = True
+            self._note_refusal(error)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._connection.get_buffer(sizehint)
@@ -204,13 +243,58 @@ class Session(asyncio.BufferedProtocol):
                 self._start_check(message)
             case m.Hello():
                 self._greet(message)
+            case m.Proof():
+                self._take_proof(message)
             case m.Goodbye() | m.Error() | m.Pong():
                 pass  # the connection reports the end by itself
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for a server")
 
     def _greet(self, hello: m.Hello) -> None:
-        source, weight = self._host.welcome(self, hello)
+        token = self._host.token()
+        if token is None:
+            self._welcome(hello)
+            return
+        if m.TOKEN not in hello.capabilities:
+            raise AuthenticationFailed(
+                "this hub asks for its token, and this spoke offers none: mount with --token-file"
+            )
+        nonce = os.urandom(NONCE_BYTES)
+        self._challenged = hello, nonce, token
+        self._send(m.Challenge(nonce, proof(token, Role.HUB, hello, nonce)))
+
+    def _take_proof(self, message: m.Proof) -> None:
+        assert self._challenged is not None, "the connection lets no PROOF through without a CHALLENGE"
+        hello, nonce, token = self._challenged
+        self._challenged = None
+        if not is_proof(message.proof, token, Role.SPOKE, hello, nonce):
+            raise AuthenticationFailed("this spoke's token is not this hub's: give both the same --token-file")
+        self._welcome(hello)
+
+    def _identified(self, hello: m.Hello) -> tuple[m.Hello, Sequence[str]]:
+        """By the certificate, if there is one: what the spoke says of itself is only a choice among its names.
+
+        Its spoke_id then holds among the spokes of its own name alone. Raises AuthenticationFailed.
+        """
+        assert self._transport is not None
+        certificate = self._transport.get_extra_info("peercert")
+        if certificate is None:
+            return hello, (hello.identity,)
+        names = identities_of(certificate)
+        if not names:
+            raise AuthenticationFailed(
+                "the certificate has no name: give it a subjectAltName (DNS or URI), or a common name"
+            )
+        self.expires_s = expiry_of(certificate)
+        if hello.identity in names:
+            names = (hello.identity, *(name for name in names if name != hello.identity))
+        spoke_id = sha256(b"\0".join([names[0].encode(), hello.spoke_id])).digest()[:ID_BYTES]
+        return replace(hello, identity=names[0], spoke_id=spoke_id), names
+
+    def _welcome(self, offered: m.Hello) -> None:
+        known, names = self._identified(offered)
+        hello, source, weight, self._counts_reads = self._host.welcome(self, known, names)
+        self.names = names
         codecs = tuple(codec for codec in hello.codecs if codec in self._host.codecs)
         version = self._connection.version
         assert version is not None
@@ -234,13 +318,20 @@ class Session(asyncio.BufferedProtocol):
             )
         )
         self._host.observer.connected(hello.identity)
+        if self._auditor is not None:
+            self._auditor.connected(self.address, hello, names)
 
     def _read(self, request_id: int, read: m.Read) -> None:
         try:
+            if self._counts_reads:
+                self._host.admit_read(self)
             self._egress.submit(self, request_id, read.file_version, read.ranges, read.priority, read.deadline_ms)
         except Overloaded as error:
             self._host.observer.refused(error.wire_code)
             self._send_error(error, request_id)
+            return
+        if self._auditor is not None:
+            self._auditor.opened(self.address, cast(m.Hello, self.hello), read.file_version)
 
     def _promote(self, request_id: int, promote: m.Promote) -> None:
         request = self._egress.promote(self, request_id, promote.priority, promote.deadline_ms)
@@ -447,10 +538,19 @@ class Session(asyncio.BufferedProtocol):
         """End the connection with ERROR; the connection may have queued it itself."""
         if self._closing:
             return
-        log.info("closing a connection", address=self.address, code=error.wire_code, reason=str(error))
-        self._host.observer.refused(error.wire_code)
+        self._note_refusal(error)
         self._send_error(error)
         self.close()
+
+    def shut_out(self, error: HeadraceError) -> None:
+        """It may not go on, though it was let in."""
+        self._fail(error)
+
+    def _note_refusal(self, error: HeadraceError) -> None:
+        log.info("closing a connection", address=self.address, code=error.wire_code, reason=str(error))
+        self._host.observer.refused(error.wire_code)
+        if self._auditor is not None:
+            self._auditor.refused(self.address, self.hello, error)
 
 
 def _internal_error() -> HeadraceError:

@@ -14,7 +14,14 @@ from common.wire.moves import Role
 
 def proof(token: bytes, role: Role, hello: Hello, hub_nonce: bytes) -> bytes:
     """32 bytes with which the end of this role answers (PROTOCOL.md, section 6)."""
-    fields = (role.value.encode(), hello.nonce, hub_nonce, hello.spoke_id, hello.dataset.encode(), hello.identity.encode())
+    fields = (
+        role.value.encode(),
+        hello.nonce,
+        hub_nonce,
+        hello.spoke_id,
+        hello.dataset.encode(),
+        hello.identity.encode(),
+    )
     said = b"headrace token v1" + b"".join(len(field).to_bytes(4, "little") + field for field in fields)
     return hmac.digest(token, said, "sha256")
 

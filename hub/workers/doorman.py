@@ -27,18 +27,23 @@ _ACCEPT_PAUSE_S = 1.0
 class Doorman:
     """``give``: takes over a socket, what was read from it, and the HELLO in that; raises HeadraceError to have it refused.
 
+    ``reads_hello`` False: it is inside TLS; connections are passed on as they come, and ``give`` gets neither bytes nor HELLO.
+
     ``is_full``: why no more connections are taken, or None. ``refused``: counts errors given, by their code.
     """
 
     def __init__(
         self,
-        give: Callable[[socket.socket, bytes, Hello], None],
+        give: Callable[[socket.socket, bytes, Hello | None], None],
         is_full: Callable[[int], str | None],
         refused: Callable[[str], None],
+        *,
+        reads_hello: bool = True,
     ) -> None:
         self._give = give
         self._is_full = is_full
         self._refused = refused
+        self._reads_hello = reads_hello
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._half_open: dict[asyncio.Task[None], None] = {}  # in the order they came
@@ -103,6 +108,9 @@ class Doorman:
             full = self._is_full(len(self._half_open))
             if full is not None:
                 raise Overloaded(full)
+            if not self._reads_hello:
+                self._give(sock, b"", None)
+                return
             async with asyncio.timeout(limits.HELLO_TIMEOUT_S):
                 received, hello = await _hello(sock, connection)
             self._give(sock, received, hello)

@@ -12,6 +12,7 @@ class Start(NamedTuple):
     """Main's first word. ``datasets``: name to (path, its open descriptor). ``rate_bytes_per_s``: what a socket may reach at most.
 
     ``share_bytes_per_s``: as in Share, until the first of them. ``processes``: how many serve, which divide the memory.
+    ``security``: ``tls`` (three paths) and ``token`` (a path) or None, ``audit``: whether to send Audit. ``identities``: as in Identities.
     """
 
     datasets: Mapping[str, tuple[bytes, int]]
@@ -23,6 +24,8 @@ class Start(NamedTuple):
     processes: int
     log_level: str
     log_format: str
+    security: Mapping[str, Any]
+    identities: Mapping[str, Any]
 
 
 class Ready(NamedTuple):
@@ -100,13 +103,27 @@ class Answer(NamedTuple):
     text: str
 
 
+class Identities(NamedTuple):
+    """The table of identities from now on (common.serving.access)."""
+
+    table: Mapping[str, Any]
+
+
+class Audit(NamedTuple):
+    """A line for the audit log, which the main process writes."""
+
+    facts: Mapping[str, Any]
+
+
 class Stop(NamedTuple):
     """Say GOODBYE to all, report once more, and end."""
 
 
-Message = Start | Ready | Take | Ended | Moved | Failed | Share | Demand | Report | Ask | Answer | Stop
+Message = (
+    Start | Ready | Take | Ended | Moved | Failed | Share | Demand | Report | Ask | Answer | Stop | Identities | Audit
+)
 _KINDS: tuple[type[Message], ...] = (
-    Start, Ready, Take, Ended, Moved, Failed, Share, Demand, Report, Ask, Answer, Stop,
+    Start, Ready, Take, Ended, Moved, Failed, Share, Demand, Report, Ask, Answer, Stop, Identities, Audit,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 

@@ -17,6 +17,7 @@ from common import limits
 from common.errors import HeadraceError, Overloaded
 from common.log import get_logger
 from common.runtime import cancel_and_wait
+from common.serving.access import Access
 from common.serving.server import SpokeView
 from common.serving.weights import Weights
 from common.wire.messages import Hello
@@ -47,6 +48,7 @@ class Pool:
         clock: Callable[[], float],
         start_words: m.Start,
         on_failed: Callable[[HeadraceError], None],
+        on_audit: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._sources = sources
         self._listen = listen
@@ -54,13 +56,16 @@ class Pool:
         self._start_words = start_words
         self._weights = Weights(start_words.weights)
         self._on_failed = on_failed
+        self._on_audit = on_audit
         self._rate_bytes_per_s = start_words.rate_bytes_per_s
         self._own_counts = Counts()
         self._totals = Totals()
         self._shares = Shares()
         self._given: dict[int, float | None] = {}
         self._placement = Placement(self._shares.waiting_weight)
-        self._doorman = Doorman(self._give, self._is_full, self._own_counts.refused)
+        self._doorman = Doorman(
+            self._give, self._is_full, self._own_counts.refused, reads_hello=not start_words.security["tls"]
+        )
         dice = Random()
         self._members = [Member(index, self, clock, dice) for index in range(processes)]
         self._running: dict[Member, asyncio.Task[None]] = {}
@@ -117,13 +122,22 @@ class Pool:
         found = len(self._links) + half_open
         return f"{found - 1} connections are open, no more are taken" if found > limits.CONNECTIONS_MAX else None
 
-    def _give(self, sock: socket.socket, received: bytes, hello: Hello) -> None:
-        weight = self._weights.of(hello.identity)
-        index = self._placement.place(hello.spoke_id, weight)
+    def set_access(self, access: Access) -> None:
+        """Who may read what from now on; who may no more is shut out."""
+        self._start_words = self._start_words._replace(identities=access.plain())
+        self._send_all(m.Identities(self._start_words.identities))
+
+    def _give(self, sock: socket.socket, received: bytes, hello: Hello | None) -> None:
+        if hello is not None:
+            key, weight = hello.spoke_id, self._weights.of(hello.identity)
+        else:
+            # Inside TLS, which the process speaks that gets it: what comes from one address is together, spokes behind one too.
+            key, weight = str(sock.getpeername()[0]).encode(), 1.0
+        index = self._placement.place(key, weight)
         if index is None:
             raise Overloaded("no serving process is up; dial again")
         number = next(self._numbers)
-        self._links[number] = (index, hello.spoke_id)
+        self._links[number] = (index, key)
         self._members[index].send(m.Take(number, received), sock)
 
     def _link_ended(self, number: int) -> None:
@@ -169,6 +183,9 @@ class Pool:
                 self._shares.heard(index, self._clock(), message.weight, message.held, message.sent_bytes)
             case m.Report():
                 self._totals.heard(index, message)
+            case m.Audit():
+                if self._on_audit is not None:
+                    self._on_audit(message.facts)
             case m.Ask():
                 task = asyncio.create_task(self._answer(index, message), name="look for a worker")
                 self._asks.add(task)

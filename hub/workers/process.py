@@ -12,15 +12,22 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from common import limits, runtime
 from common.errors import HeadraceError, from_wire
 from common.log import bind, configure, get_logger
 from common.processes import die_with_parent
+from common.serving.access import parse_access
 from common.serving.packing import Compression, Packer
 from common.serving.scheduler import ReadAhead
 from common.serving.server import Server
 from common.serving.weights import Weights
+from common.tls import Certificates, TlsFiles
+from common.token import TokenFile
+from hub.audit import AuditTrail
 from hub.counts import Counts
 from hub.workers import messages as m
 from hub.workers.channel import Channel
@@ -41,6 +48,8 @@ class Worker:
         self._opened = False
         self._missed: list[m.Moved | m.Failed] = []
         """What came while the catalogs were being opened."""
+        self._identities: Mapping[str, Any] | None = None
+        """Newer than what it was started with."""
         self._counts = Counts()
         self._server: Server | None = None
         self._packer: Packer | None = None
@@ -62,6 +71,7 @@ class Worker:
         for missed in self._missed:
             self._on_message(missed, None)
         packer = self._packer = Packer(Compression(start.compression))
+        trail = self._trail(start)
         server = self._server = Server(
             self._sources,
             listen=None,
@@ -72,7 +82,13 @@ class Worker:
             codecs=packer.codecs,
             pack=packer.pack,
             read_ahead=_read_ahead(start.processes),
+            access=parse_access(start.identities),
+            certificates=_certificates(start.security["tls"]),
+            token=TokenFile(Path(os.fsdecode(start.security["token"]))) if start.security["token"] else None,
+            auditor=trail,
         )
+        if self._identities is not None:
+            server.set_access(parse_access(self._identities))
         server.limit_total(start.share_bytes_per_s)
         await server.start()
         self._channel.send(m.Ready())
@@ -81,12 +97,20 @@ class Worker:
         await runtime.cancel_and_wait(telling)
         await server.close()
         await packer.close()
+        if trail is not None:
+            await trail.close()
         for source in self._sources.values():
             await source.close()
         await asyncio.gather(*self._taking, return_exceptions=True)
         self._channel.send(self._report(server, packer))
         await self._channel.drained()
         log.info("stopped")
+
+    def _trail(self, start: m.Start) -> AuditTrail | None:
+        if not start.security["audit"]:
+            return None
+        emit = lambda facts: self._channel.send(m.Audit(facts))  # noqa: E731
+        return AuditTrail(emit, self._sources, runtime.now_s, runtime.wall_time_s)
 
     # --- from the main process --------------------------------------------------------------------------------
 
@@ -108,6 +132,10 @@ class Worker:
             case m.Share():
                 if self._server is not None:
                     self._server.limit_total(message.rate_bytes_per_s)
+            case m.Identities():
+                self._identities = message.table
+                if self._server is not None:
+                    self._server.set_access(parse_access(message.table))
             case m.Answer():
                 self._answered(message)
             case m.Stop():
@@ -166,6 +194,12 @@ class Worker:
             server.connections,
             [spoke_table(view) for view in server.spokes()],
         )
+
+
+def _certificates(paths: Sequence[bytes] | None) -> Certificates | None:
+    if paths is None:
+        return None
+    return Certificates(TlsFiles(*(Path(os.fsdecode(path)) for path in paths)), runtime.wall_time_s)
 
 
 def _read_ahead(processes: int) -> ReadAhead:

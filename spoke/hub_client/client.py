@@ -18,7 +18,17 @@ from typing import Protocol
 from common import codec, limits
 from common.backoff import Backoff
 from common.blocks import BLOCK_BYTES, BlockRange, split, subtract
-from common.errors import CorruptData, HeadraceError, HubUnreachable, PeerError, UsageError, from_wire
+from common.errors import (
+    AuthenticationFailed,
+    CorruptData,
+    HeadraceError,
+    HubUnreachable,
+    NotAllowed,
+    PeerError,
+    UnknownDataset,
+    UsageError,
+    from_wire,
+)
 from common.log import get_logger
 from common.runtime import cancel_and_wait
 from common.wire.connection import WIRE_VERSIONS
@@ -42,6 +52,7 @@ from common.wire.messages import (
 )
 from spoke.hub_client import sizing
 from spoke.hub_client.checks import Checks
+from spoke.hub_client.credentials import Credentials
 from spoke.hub_client.links import Link
 
 log = get_logger(__name__)
@@ -98,7 +109,11 @@ class HubClient:
         follower: FeedFollower,
         clock: Callable[[], float],
         dice: Random,
+        credentials: Credentials | None = None,
     ) -> None:
+        self._credentials = credentials or Credentials()
+        self.refusal: HeadraceError | None = None
+        """The hub's word that it does not give us this dataset, until it does."""
         self._host = host
         self._port = port
         self._hello = hello
@@ -178,25 +193,33 @@ class HubClient:
     async def _keep_link(self, role: str) -> None:
         """Dial, serve until the link is gone, back off, again: for ever."""
         backoff = Backoff(limits.REDIAL_FIRST_S, limits.REDIAL_CAP_S)
+        refused = Backoff(limits.REDIAL_REFUSED_FIRST_S, limits.REDIAL_REFUSED_CAP_S)
         while True:
-            link = Link(role, self._hello, self, self._clock)
+            failed: HeadraceError | None = None
+            link = Link(role, self._hello, self, self._clock, self._credentials)
             gone = self._link_gone[link] = asyncio.Event()
             try:
                 self.dials_total += 1
                 await link.open(self._host, self._port)
                 backoff.reset()
+                refused.reset()
                 self._link_up(link)
                 await gone.wait()
+                failed = link.error
             except HeadraceError as error:
-                self._note_failure(role, error, backoff.failures)
+                failed = error
+                self._note_failure(role, error, backoff.failures + refused.failures)
             finally:
                 if not (self._closing and link.is_open):  # else close() still has to say goodbye on it
                     link.close(HubUnreachable("the spoke dropped the link"))
                 self._link_gone.pop(link, None)
-            await asyncio.sleep(backoff.next_delay_s(self._dice))
+            not_us = isinstance(failed, (AuthenticationFailed, NotAllowed))
+            await asyncio.sleep((refused if not_us else backoff).next_delay_s(self._dice))
 
     def _note_failure(self, role: str, error: HeadraceError, failures: int) -> None:
         self.last_error = error
+        if isinstance(error, (NotAllowed, UnknownDataset)):
+            self.refusal = error
         if failures == 0 and role == "control":
             log.warning("no link to the hub", hub=f"{self._host}:{self._port}", error=str(error))
         if isinstance(error, (UsageError, PeerError)) and not error.retryable and not self._contact.done():
@@ -405,7 +428,7 @@ class HubClient:
 
     def _link_up(self, link: Link) -> None:
         self._links.append(link)
-        self.last_error = None
+        self.last_error = self.refusal = None
         if link.rtt_s is not None and (self._rtt_s is None or link.rtt_s < self._rtt_s):
             self._rtt_s = link.rtt_s
             self._fit_links()
@@ -480,6 +503,8 @@ class HubClient:
         if link not in self._links:
             return
         self._links.remove(link)
+        if isinstance(error, (NotAllowed, UnknownDataset)):
+            self.refusal = error
         self._closed_links_bytes += link.received_bytes
         self.last_error = error
         (log.debug if self._closing else log.warning)(

@@ -12,12 +12,21 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from common import limits
-from common.errors import DeadlineExceeded, HeadraceError, HubUnreachable, ProtocolError, from_wire
+from common.errors import (
+    AuthenticationFailed,
+    DeadlineExceeded,
+    HeadraceError,
+    HubUnreachable,
+    ProtocolError,
+    from_wire,
+)
 from common.log import get_logger
 from common.tcp import tune, wake_at
+from common.tls_transport import Tls
 from common.units import format_address
 from common.wire.connection import Closed, Connection, Role
-from common.wire.messages import Error, Goodbye, Hello, Message, Ping, Pong, Welcome
+from common.wire.messages import Challenge, Error, Goodbye, Hello, Message, Ping, Pong, Welcome
+from spoke.hub_client.credentials import Credentials
 
 log = get_logger(__name__)
 
@@ -33,7 +42,14 @@ class LinkOwner(Protocol):
 class Link(asyncio.BufferedProtocol):
     """``role``: ``control`` (change stream, demand) or ``bulk``; a name for logs, the hub treats them alike."""
 
-    def __init__(self, role: str, hello: Hello, owner: LinkOwner, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        role: str,
+        hello: Hello,
+        owner: LinkOwner,
+        clock: Callable[[], float],
+        credentials: Credentials | None = None,
+    ) -> None:
         self.role = role
         self.welcome: Welcome | None = None
         self.rtt_s: float | None = None
@@ -43,7 +59,8 @@ class Link(asyncio.BufferedProtocol):
         self._owner = owner
         self._clock = clock
         self._connection = Connection(Role.SPOKE)
-        self._hello = hello
+        self._credentials = credentials or Credentials()
+        self._greeting = self._credentials.greeting(hello)
         self._address = "the hub's address"
         self._transport: asyncio.Transport | None = None
         self._closed = False
@@ -56,18 +73,23 @@ class Link(asyncio.BufferedProtocol):
         self.rate_bytes_per_s = 0.0
         """As last measured by the owner: how much may be waited for at once."""
         self._wake_at_bytes = 1
+        self._wakes_early = False
+        """What is missing is not what the socket still gets: some of it waits in TLS, whose records are longer than what is in them."""
         self._pings: dict[int, float] = {}
         self._next_token = 1
 
     # --- life --------------------------------------------------------------------------------------------
 
     async def open(self, host: str, port: int) -> Welcome:
-        """Dial and shake hands. Raises HubUnreachable, DeadlineExceeded, or what the hub answered (UnknownDataset, …)."""
+        """Dial and shake hands.
+
+        Raises HubUnreachable, DeadlineExceeded, AuthenticationFailed, or what the hub answered (UnknownDataset, …).
+        """
         loop = asyncio.get_running_loop()
         self._address = format_address(host, port)
         try:
             async with asyncio.timeout(limits.DIAL_TIMEOUT_S):
-                await loop.create_connection(lambda: self, host, port)
+                await loop.create_connection(lambda: self._secured(host), host, port)
         except TimeoutError:
             raise HubUnreachable(
                 f"no answer from {format_address(host, port)} within {limits.DIAL_TIMEOUT_S:g} s"
@@ -81,6 +103,13 @@ class Link(asyncio.BufferedProtocol):
             silent = DeadlineExceeded(f"{format_address(host, port)} took the connection but did not answer HELLO")
             self.close(silent)
             raise silent from None
+
+    def _secured(self, host: str) -> asyncio.BufferedProtocol:
+        certificates = self._credentials.certificates
+        if certificates is None:
+            return self
+        self._wakes_early = True
+        return Tls(self, certificates.client(), host=self._credentials.hub_name or host)
 
     @property
     def is_open(self) -> bool:
@@ -164,7 +193,17 @@ class Link(asyncio.BufferedProtocol):
             return
         tune(self._transport.get_extra_info("socket"))
         self.dialled_s = self._clock()
-        self.send(self._hello)
+        self.send(self._greeting.hello)
+
+    def secured(self) -> None:
+        """HELLO leaves only now."""
+        self.dialled_s = self._clock()
+
+    def insecure(self, error: AuthenticationFailed) -> None:
+        self.close(error)
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes itself
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._connection.get_buffer(sizehint)
@@ -187,12 +226,19 @@ class Link(asyncio.BufferedProtocol):
             if isinstance(event, Closed):
                 self.close(HubUnreachable(f"the hub closed the connection: {event.reason}"))
                 return
-            self._handle(event.request_id, event.message)
+            try:
+                self._handle(event.request_id, event.message)
+            except AuthenticationFailed as error:
+                self.send(Error(error.wire_code, str(error), False))
+                self.close(error)
+                return
         self._flush()
         self._choose_wake()
 
     def _choose_wake(self) -> None:
         """Sleep through the middle of a large payload: each waking costs some 60 us here, and brings 64 kB without this."""
+        if self._wakes_early:
+            return
         missing_bytes = self._connection.payload_missing_bytes
         patience_bytes = min(limits.RECEIVE_WAKE_MAX_BYTES, int(self.rate_bytes_per_s * limits.RECEIVE_WAKE_MAX_S))
         wake_at_bytes = min(missing_bytes, patience_bytes)
@@ -207,7 +253,11 @@ class Link(asyncio.BufferedProtocol):
         self.close(HubUnreachable(f"connection to the hub lost: {exc or 'closed by the hub'}"))
 
     def _handle(self, request_id: int, message: Message) -> None:
-        if isinstance(message, Welcome):
+        if isinstance(message, Challenge):
+            self.send(self._greeting.answer(message))
+            self.dialled_s = self._clock()
+        elif isinstance(message, Welcome):
+            self._greeting.welcomed()
             self.welcome = message
             if self.dialled_s is not None:
                 self.rtt_s = self._clock() - self.dialled_s  # until the first PING is answered

@@ -42,7 +42,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
         async def start(processes: int = 2, compression: str = "off", rate: float | None = None) -> Pool:
             words = Start(
                 {"ds": (os.fsencode(root), -1)}, os.fsencode(tmp_path / "state"), compression, rate, None, {}, processes,
-                "info", "json",
+                "info", "json", {"tls": None, "token": None, "audit": False}, {},
             )  # fmt: skip
             pool = Pool(
                 {"ds": source}, processes, listen=("127.0.0.1", 0), clock=now_s, start_words=words,
