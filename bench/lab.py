@@ -142,6 +142,7 @@ class Lab:
                     *(*self._way.hub_prefix, sys.executable, "-m", "hub.cli", "serve"),
                     *("--dataset", f"{dataset}={directory}", "--state-dir", str(self.directory / "hub-state")),
                     *("--listen", f"{self._way.hub_host}:0", "--metrics", f"{self._way.hub_host}:0", *flags),
+                    "--insecure",  # a lab's link is its own
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -108,9 +108,7 @@ def serve(
     warn(loaded.warnings)
     configure(loaded.settings.log_level, loaded.settings.log_format)
     from hub.daemon import run_hub
-    from hub.exposure import check_exposure
 
-    check_exposure(loaded.settings)
     run_hub(loaded, on_ready=typer.echo)
 
 

@@ -25,6 +25,7 @@ from common.units import format_address, parse_address
 from hub.audit import AuditFile, AuditTrail
 from hub.config import HubSettings
 from hub.counts import Counts
+from hub.exposure import check_exposure
 from hub.identities import IdentitiesFile
 from hub.metrics import METRICS, Packed
 from hub.rate_schedule import RateSchedule
@@ -265,6 +266,7 @@ async def _serve(loaded: Loaded[HubSettings], on_ready: Callable[[str], object])
 async def _serve_told(loaded: Loaded[HubSettings], on_ready: Callable[[str], object], systemd: ServiceManager) -> None:
     stop = asyncio.Event()
     runtime.stop_on_signals(stop)
+    check_exposure(loaded.settings)
     hub = Hub(loaded)
     starting = asyncio.create_task(hub.start(), name="start")
     stopped = asyncio.create_task(stop.wait(), name="stop signal")

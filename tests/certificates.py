@@ -31,7 +31,12 @@ class Authority(NamedTuple):
         return self.directory / "ca.pem"
 
     def issue(
-        self, name: str, alternative: str = "", *, not_before: str = "20200101000000Z", not_after: str = "20990101000000Z"
+        self,
+        name: str,
+        alternative: str = "",
+        *,
+        not_before: str = "20200101000000Z",
+        not_after: str = "20990101000000Z",
     ) -> TlsFiles:
         """A certificate and key for ``name``; ``alternative`` as openssl writes it (``DNS:hub,IP:127.0.0.1``)."""
         where = Path(tempfile.mkdtemp(dir=self.directory))
@@ -44,7 +49,19 @@ class Authority(NamedTuple):
             "unique_subject=no\n[p]\ncommonName=supplied\n"
         )
         _openssl(
-            *("ca", "-config", "ca.cnf", "-batch", "-notext", "-in", "request.pem", "-out", "cert.pem", "-extfile", "ext"),
+            *(
+                "ca",
+                "-config",
+                "ca.cnf",
+                "-batch",
+                "-notext",
+                "-in",
+                "request.pem",
+                "-out",
+                "cert.pem",
+                "-extfile",
+                "ext",
+            ),
             *("-startdate", not_before, "-enddate", not_after, "-cert", "../ca.pem", "-keyfile", "../ca.key"),
             cwd=where,
         )

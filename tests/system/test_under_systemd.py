@@ -88,7 +88,7 @@ def test_a_start_that_fails_says_why(tmp_path: Path, systemd: Systemd) -> None:
     (tmp_path / "state").mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "hub.cli", "serve", "--dataset", f"d={tmp_path}/state", "--listen", "192.0.2.1:1",
-         "--metrics", "127.0.0.1:0", "--state-dir", str(tmp_path / "hub")],
+         "--insecure", "--metrics", "127.0.0.1:0", "--state-dir", str(tmp_path / "hub")],
         capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     assert done.returncode == 2

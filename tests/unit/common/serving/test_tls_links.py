@@ -103,9 +103,7 @@ async def test_bytes_and_names_come_through(serve: Any, source: MemorySource, di
 async def test_an_identity_is_what_the_certificate_says(serve: Any, dial: Any, identity: str) -> None:
     server = await serve(certificates=believes(hub_files()))
     await dial(server, issued("common", "DNS:spoke-a,URI:spiffe://x/spoke"), identity=identity)
-    assert [view.identity for view in server.spokes()] == [
-        "spoke-a" if identity == "spoke-a" else "spiffe://x/spoke"
-    ]
+    assert [view.identity for view in server.spokes()] == ["spoke-a" if identity == "spoke-a" else "spiffe://x/spoke"]
 
 
 def spokes_refused() -> list[Any]:
@@ -115,7 +113,9 @@ def spokes_refused() -> list[Any]:
             lambda: shared().issue("spoke-a", "DNS:spoke-a", not_after="20210101000000Z"), "expired", id="expired"
         ),
         pytest.param(lambda: foreign()._replace(ca=shared().cert), "does not lead to the CA", id="foreign"),
-        pytest.param(lambda: shared().self_signed("spoke-a", "DNS:spoke-a"), "does not lead to the CA", id="self-signed"),
+        pytest.param(
+            lambda: shared().self_signed("spoke-a", "DNS:spoke-a"), "does not lead to the CA", id="self-signed"
+        ),
         pytest.param(
             lambda: shared().issue("spoke-a", "DNS:spoke-a", not_before="20980101000000Z"), "bad", id="not yet valid"
         ),
@@ -123,7 +123,9 @@ def spokes_refused() -> list[Any]:
 
 
 @pytest.mark.parametrize(("files", "said"), spokes_refused())
-async def test_a_spoke_that_is_refused_hears_why(serve: Any, observer: Counted, dial: Any, files: Any, said: str) -> None:
+async def test_a_spoke_that_is_refused_hears_why(
+    serve: Any, observer: Counted, dial: Any, files: Any, said: str
+) -> None:
     server = await serve(certificates=believes(hub_files()))
     with pytest.raises(AuthenticationFailed, match=f"refused this end: .*{said}"):
         await dial(server, files())
@@ -135,8 +137,12 @@ def hubs_refused() -> list[Any]:
     local = "DNS:localhost,IP:127.0.0.1"
     foreign = lambda: make_authority(shared().directory / "foreign").issue("hub", local)  # noqa: E731
     return [
-        pytest.param(lambda: shared().issue("hub", local, not_after="20210101000000Z"), "has expired; renew", id="expired"),
-        pytest.param(lambda: foreign()._replace(ca=shared().cert), "must lead to a certificate in the file", id="foreign"),
+        pytest.param(
+            lambda: shared().issue("hub", local, not_after="20210101000000Z"), "has expired; renew", id="expired"
+        ),
+        pytest.param(
+            lambda: foreign()._replace(ca=shared().cert), "must lead to a certificate in the file", id="foreign"
+        ),
         pytest.param(lambda: shared().self_signed("hub", local), "self.signed.*must lead to", id="self-signed"),
         pytest.param(lambda: issued("hub", "DNS:other.example"), "mismatch.*--tls-name", id="wrong name"),
         pytest.param(lambda: issued("127.0.0.1"), "mismatch.*--tls-name", id="only a common name"),
@@ -144,7 +150,9 @@ def hubs_refused() -> list[Any]:
 
 
 @pytest.mark.parametrize(("files", "said"), hubs_refused())
-async def test_a_hub_that_is_refused_is_told_apart(serve: Any, observer: Counted, dial: Any, files: Any, said: str) -> None:
+async def test_a_hub_that_is_refused_is_told_apart(
+    serve: Any, observer: Counted, dial: Any, files: Any, said: str
+) -> None:
     server = await serve(certificates=believes(files()))
     with pytest.raises(AuthenticationFailed, match=f"certificate of the hub at 127.0.0.1 is refused: .*{said}"):
         await dial(server, spoke_files())

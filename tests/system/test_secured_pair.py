@@ -1,0 +1,169 @@
+"""A real hub and real mounts with certificates or a token: who gets through, who is told what, and what changes while they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.tls import TlsFiles
+from tests.certificates import hub_files, make_authority, needs_openssl, spoke_files
+from tests.system.pair import Hub, Pair, eventually, pair_in, run
+
+pytestmark = [pytest.mark.mount, needs_openssl]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with pair_in(tmp_path) as made:
+        (made.data / "a").write_bytes(b"hello")
+        (made.data / "big").write_bytes(os.urandom(3_000_000))
+        yield made
+
+
+def flags(files: TlsFiles) -> tuple[str, ...]:
+    return ("--tls-cert", str(files.cert), "--tls-key", str(files.key), "--tls-ca", str(files.ca))
+
+
+def token_file(directory: Path, token: str) -> Path:
+    path = directory / f"token-{token[:4]}"
+    path.touch(mode=0o600)
+    path.write_text(token + "\n")
+    return path
+
+
+def mount_fails(pair: Pair, hub: Hub, *extra: str, name: str = "other") -> str:
+    mountpoint = pair.work_dir / name
+    mountpoint.mkdir(exist_ok=True)
+    done = run(
+        *("spoke.cli", "mount", str(mountpoint), "--hub", hub.address, "--dataset", "data", "--metrics", "127.0.0.1:0"),
+        *("--cache-dir", str(pair.work_dir / f"{name}-cache"), "--cache-size", "64MiB", *extra),
+    )
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.slow), "2"])
+def test_a_pair_with_certificates(pair: Pair, workers: str) -> None:
+    audit = pair.work_dir / "audit"
+    table = pair.work_dir / "hub.toml"
+    table.write_text('[identities."spoke-a"]\ndatasets = ["data"]\nweight = 2\n')
+    hub = pair.hub(extra=[*flags(hub_files()), "--workers", workers, "--audit-log", str(audit), "--config", str(table)])
+    spoke = pair.spoke(hub.address, extra=flags(spoke_files("spoke-a")))
+    assert (spoke.mountpoint / "a").read_bytes() == b"hello"
+    assert (spoke.mountpoint / "big").read_bytes() == (pair.data / "big").read_bytes()
+    assert spoke.facts()["hub"]["tls"] is True
+    assert spoke.metrics()["headrace_spoke_tls_certificate_expiry_seconds"] > 1e9
+    eventually(lambda: [each["identity"] for each in hub.status()["spokes"]] == ["spoke-a"])
+    assert hub.status()["spokes"][0]["weight"] == 2
+    eventually(lambda: b'"big"' in audit.read_bytes())
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    reads = [(line["identity"], line["path"]) for line in lines if line["event"] == "read"]
+    assert sorted(reads) == [("spoke-a", "a"), ("spoke-a", "big")]
+    assert [line["names"] for line in lines if line["event"] == "subscribed"] == [["spoke-a"]]
+    assert audit.stat().st_mode & 0o777 == 0o600
+
+    said = mount_fails(pair, hub, *flags(spoke_files("spoke-b")))
+    assert "'spoke-b' may read nothing here" in said
+    assert "this hub speaks TLS only" in mount_fails(pair, hub)
+
+    table.write_text('[identities."spoke-a"]\ndatasets = []\n')
+    eventually(lambda: not spoke.facts()["hub"]["connected"])
+    eventually(lambda: "may not read dataset 'data'" in (spoke.facts()["hub"]["error"] or ""))
+    assert (spoke.mountpoint / "a").read_bytes() == b"hello", "what is cached is served"
+    table.write_text('[identities."spoke-a"]\n')
+
+
+@pytest.mark.slow
+def test_renewed_certificates_are_used_without_remount(pair: Pair, tmp_path: Path) -> None:
+    ends = {}
+    for end, files in (("hub", hub_files()), ("spoke", spoke_files())):
+        ends[end] = TlsFiles(*(tmp_path / f"{end}-{kind}" for kind in ("cert", "key", "ca")))
+        for there, file in zip(ends[end], files, strict=True):
+            shutil.copy(file, there)
+    hub = pair.hub(extra=flags(ends["hub"]))
+    spoke = pair.spoke(hub.address, extra=flags(ends["spoke"]))
+    other = make_authority(tmp_path / "other")
+    for end, files in (("hub", other.issue("hub", "IP:127.0.0.1")), ("spoke", other.issue("spoke-a", "DNS:spoke-a"))):
+        for there, file in zip(ends[end], files, strict=True):
+            shutil.copy(file, there)
+    hub.terminate()
+    hub = pair.hub(hub.port, extra=flags(ends["hub"]))
+    eventually(lambda: spoke.facts()["hub"]["connected"])
+    assert (spoke.mountpoint / "big").read_bytes() == (pair.data / "big").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_pair_with_a_token(pair: Pair) -> None:
+    right, wrong = token_file(pair.work_dir, "right" * 10), token_file(pair.work_dir, "wrong" * 10)
+    hub = pair.hub(extra=["--token-file", str(right), "--workers", "2"])
+    spoke = pair.spoke(hub.address, extra=["--token-file", str(right)])
+    assert (spoke.mountpoint / "a").read_bytes() == b"hello"
+    assert "the hub's token is not this spoke's" in mount_fails(pair, hub, "--token-file", str(wrong))
+    assert "this hub asks for its token" in mount_fails(pair, hub)
+    right.chmod(0o644)
+    assert "has mode 0644: others may read" in mount_fails(pair, hub, "--token-file", str(right))
+    plain = pair.hub(extra=["--state-dir", str(pair.work_dir / "plain-state")])
+    assert "did not show that it has the token" in mount_fails(pair, plain, "--token-file", str(wrong))
+
+
+def test_a_hub_does_not_listen_beyond_this_host_open_to_all(pair: Pair) -> None:
+    serve = ("hub.cli", "serve", "--dataset", f"data={pair.data}", "--state-dir", str(pair.work_dir / "s"))
+    done = run(*serve, "--listen", "0.0.0.0:0")
+    assert done.returncode == 2, done.stderr
+    for way_out in ("--tls-cert", "--token-file", "--insecure"):
+        assert way_out in done.stderr
+    done = run(*serve, "--listen", "192.0.2.7:1", "--insecure", "--metrics", "127.0.0.1:0")
+    assert "cannot listen on 192.0.2.7:1" in done.stderr
+
+
+def test_a_hub_needs_no_rights_of_root(pair: Pair, tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("not root, so every test shows it; or no setpriv")
+    for path in (tmp_path, *tmp_path.parents):
+        if path != Path("/") and not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o011)
+    state = tmp_path / "nobodys"
+    state.mkdir()
+    os.chown(state, 65534, 65534)
+    pair.data.chmod(0o755)
+    command = [
+        *(
+            "setpriv",
+            "--reuid",
+            "65534",
+            "--regid",
+            "65534",
+            "--clear-groups",
+            "--no-new-privs",
+            "--bounding-set",
+            "-all",
+        ),
+        *(sys.executable, "-m", "hub.cli", "serve", "--dataset", f"data={pair.data}", "--state-dir", str(state)),
+        *("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    hub = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    try:
+        assert hub.stdout is not None
+        line = hub.stdout.readline()
+        assert line.startswith("listening on "), hub.communicate(timeout=10)
+        address = line.split()[2].rstrip(",")
+        spoke = pair.spoke(address)
+        assert (spoke.mountpoint / "a").read_bytes() == b"hello"
+    finally:
+        hub.terminate()
+        hub.communicate(timeout=10)
