@@ -716,6 +716,10 @@ CACHE_FREE_FLOOR_INODES = 10_000
 FRESH_NAMES_WAIT_S = 1.0
 """A start with names on disk waits so long for the hub to bring them up to date. Then it mounts with what it has."""
 
+RETENTION_BATCH_FILES = 1000
+RETENTION_WRITE_S = 60.0
+"""Files erased in one go of the housekeeping, and how often at most what is due when is written down. The rest waits."""
+
 HOUSEKEEPING_INTERVAL_S = 5.0
 """Between two STATS to the hub, and two looks for cached versions that no name has any more."""
 

@@ -11,7 +11,7 @@ import typer
 
 from common import __version__
 from common.terminal import EXIT_FAILED, exit_codes, warn
-from spoke import plan_cli, warm_cli
+from spoke import plan_cli, purge_cli, warm_cli
 from spoke.asking import ask as _ask
 from spoke.places import runtime_dir
 
@@ -96,6 +96,13 @@ def mount(
     token_file: Annotated[
         Path | None, typer.Option(help="The token that this spoke and the hub share; for closed networks.")
     ] = None,
+    retention: Annotated[
+        str | None,
+        typer.Option(
+            help="Erase what is cached of files the hub has no more, or of a dataset it no longer gives, after so long; 0: "
+            "when room is needed. [default: 24h]"
+        ),
+    ] = None,
     uid: Annotated[int | None, typer.Option(help="Owner shown for all files. [default: yours]")] = None,
     gid: Annotated[int | None, typer.Option(help="Group shown for all files. [default: yours]")] = None,
     umask: Annotated[str | None, typer.Option(help="Permission bits taken away, octal. [default: 022]")] = None,
@@ -135,6 +142,7 @@ def mount(
         "tls_ca": tls_ca,
         "tls_name": tls_name,
         "token_file": token_file,
+        "retention": retention,
         "uid": uid,
         "gid": gid,
         "umask": umask,
@@ -189,6 +197,7 @@ def status(
 app.command()(warm_cli.warm)
 app.command()(warm_cli.pin)
 app.command()(warm_cli.unpin)
+app.command()(purge_cli.purge)
 
 
 @app.command()

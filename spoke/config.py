@@ -48,6 +48,8 @@ class SpokeSettings(Settings):
     ``read_ahead``: the kernel's, in KiB, or ``auto``: chosen by what is read.
     ``tls_cert``, ``tls_key``, ``tls_ca``: together, speak TLS with a hub whose certificate leads to that CA and is for ``tls_name``
     (default: the host of ``hub``). ``token_file``: prove to the hub that we have the token in it, as it must to us.
+    ``retention``: what is cached of files that the hub has no more, or of a dataset that it no longer gives, is erased after so long;
+    0: when room is needed.
     """
 
     hub: Annotated[str, checked(_hub_address)]
@@ -77,6 +79,7 @@ class SpokeSettings(Settings):
     tls_ca: Path | None = None
     tls_name: Annotated[str, Field(max_length=253)] = ""
     token_file: Path | None = None
+    retention: DurationS = 86400.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
 

@@ -28,7 +28,7 @@ from common.metrics import HttpPages, TableCollector
 from common.runtime import cancel_and_wait
 from common.systemd import ServiceManager
 from common.units import format_address, parse_address
-from spoke import control
+from spoke import control, purge
 from spoke.ahead import Ahead
 from spoke.cache.store import Store
 from spoke.config import SpokeSettings
@@ -58,6 +58,7 @@ from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import Handle, Reads
 from spoke.recorder import Recorder, Recording
+from spoke.retention import Retention
 from spoke.warming import Warming
 
 log = get_logger(__name__)
@@ -135,6 +136,9 @@ class Spoke:
         self.pins = Pins(
             settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
         )
+        self.retention = Retention(
+            settings.cache_dir / "retention.json", store, settings.retention, runtime.wall_time_s
+        )
         self.warming = Warming(
             mountpoint,
             self.tree,
@@ -159,6 +163,7 @@ class Spoke:
                 "pin": self._answer_pin,
                 "unpin": self._answer_unpin,
                 "accept": self._answer_accept,
+                "purge": self._answer_purge,
                 "plan": self._answer_plan,
                 "plans": self._answer_plans,
                 "orders": self._answer_orders,
@@ -209,6 +214,7 @@ class Spoke:
         self.client.start()
         await self._get_names()
         await self.pins.load()
+        await self.retention.load()
         runtime.settle_memory()
         if self.recorder is not None:
             self.recorder.open()
@@ -327,6 +333,7 @@ class Spoke:
             self.pins.tend()
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
+                await self.retention.tend(self.tree.is_live, self.reads.is_open, self.client.refusal)
             await self.store.tend()
             if self.recorder is not None:
                 self.recorder.flush()
@@ -440,6 +447,7 @@ class Spoke:
                 "capacity_bytes": usage.capacity_bytes,
                 "files": usage.files,
                 "evicted_bytes": usage.evicted_bytes_total,
+                "erased_bytes": self.retention.erased_bytes_total,
                 "corrupt_blocks": usage.corrupt_blocks_total,
                 "write_errors": usage.write_errors_total,
                 "write_backlog_bytes": self.fetcher.write_backlog_bytes,
@@ -516,6 +524,14 @@ class Spoke:
 
     async def _answer_order_drop(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield {"dropped": await self.order_shelf.drop(str(request.get("name")))}
+
+    async def _answer_purge(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        paths = [bytes.fromhex(path) for path in request.get("paths", [])]
+        versions = purge.chosen(self.tree, self.store, paths, bool(request.get("all")))
+        if request.get("dry_run"):
+            yield {"files": len(versions), "bytes": sum(map(self.store.charged_bytes, versions))}
+            return
+        yield await purge.erase(self.store, versions)
 
     async def _answer_accept(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         suspicion = self.suspicious

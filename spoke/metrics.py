@@ -14,6 +14,7 @@ from spoke.namespace.tree import Tree
 from spoke.plans import Plans
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import ReadResult, Reads
+from spoke.retention import Retention
 
 
 @dataclass(slots=True)
@@ -65,6 +66,8 @@ class Measured(Protocol):
     def scorecard(self) -> Scorecard: ...
     @property
     def plans(self) -> Plans: ...
+    @property
+    def retention(self) -> Retention: ...
     @property
     def suspicious(self) -> Suspicion | None: ...
     def staleness_s(self) -> float: ...
@@ -194,6 +197,12 @@ METRICS: tuple[Metric[Measured], ...] = (
         "counter",
         "Bytes evicted from the cache.",
         lambda spoke: spoke.store.usage().evicted_bytes_total,
+    ),
+    Metric(
+        "headrace_spoke_cache_erased_bytes",
+        "counter",
+        "Bytes erased because the hub has their files no more, or gives the dataset no longer.",
+        lambda spoke: spoke.retention.erased_bytes_total,
     ),
     Metric(
         "headrace_spoke_cache_write_errors",

@@ -78,16 +78,25 @@ class Reads:
         self.waiting = 0
         """Reads that wait for the hub now."""
         self.open_handles = 0
+        self._open_versions: dict[bytes, int] = {}
+
+    def is_open(self, version: bytes) -> bool:
+        """Somebody has it open at the mount."""
+        return version in self._open_versions
 
     def open(self, node: Node, task_id: int) -> Handle:
         handle = Handle(self._next_id, node.path(), node.entry.version, node.entry.size_bytes)
         self._next_id += 1
         self.open_handles += 1
+        self._open_versions[handle.version] = self._open_versions.get(handle.version, 0) + 1
         self._observer.opened(handle, task_id)
         return handle
 
     def release(self, handle: Handle) -> None:
         self.open_handles -= 1
+        others = self._open_versions.pop(handle.version, 1) - 1
+        if others:
+            self._open_versions[handle.version] = others
         if handle.borrowed:
             self._store.return_fd(handle.version)
         self._observer.closed(handle)

@@ -379,7 +379,9 @@ class Server:
             identity=hello.identity if hello is not None else "",
             dataset=dataset,
             connected_s=now_s - spoke.since_s,
-            weight=self._access.weight(hello.identity, self._grant(sessions[0]), self._weights) if hello is not None else 1.0,
+            weight=self._access.weight(hello.identity, self._grant(sessions[0]), self._weights)
+            if hello is not None
+            else 1.0,
             sent_bytes=spoke.sent_bytes,
             rate_bytes_per_s=spoke.rate_bytes_per_s,
             outstanding_bytes=scheduler.outstanding_bytes(spoke_id),

@@ -390,6 +390,29 @@ class Store:
         if file is not None and not self._closed:
             self._shelf.remove(file)
 
+    async def erase(self, version: bytes) -> int | None:
+        """As ``drop``, and returns once its files are gone: the bytes they took.
+
+        None, and nothing done, while the kernel reads it itself.
+        """
+        file = self._shelf.files.get(version)
+        if file is None or self._closed:
+            return 0
+        if file.borrows:
+            return None
+        taken_bytes = file.charged_bytes
+        await asyncio.shield(self._shelf.remove(file))
+        return taken_bytes
+
+    def versions(self) -> list[bytes]:
+        """Of which something is cached."""
+        return list(self._shelf.files)
+
+    def charged_bytes(self, version: bytes) -> int:
+        """What a version takes of the disk."""
+        file = self._shelf.files.get(version)
+        return file.charged_bytes if file is not None else 0
+
     def forget_unreferenced(self, live: Callable[[bytes], bool]) -> int:
         """Versions for which ``live`` is false are the first to be evicted from now on; returns how many there are."""
         return self._reclaim.condemn(live)

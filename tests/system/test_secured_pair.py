@@ -150,12 +150,7 @@ def test_a_hub_needs_no_rights_of_root(pair: Pair, tmp_path: Path) -> None:
     ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     hub = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd="/",
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/", env=environment
     )
     try:
         assert hub.stdout is not None

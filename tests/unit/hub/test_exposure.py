@@ -30,7 +30,9 @@ def settings(**flags: Any) -> HubSettings:
 TLS = {"tls_cert": Path("c"), "tls_key": Path("k"), "tls_ca": Path("ca")}
 
 
-@pytest.mark.parametrize("flags", [{"insecure": True}, {"token_file": Path("t")}, TLS], ids=["insecure", "token", "tls"])
+@pytest.mark.parametrize(
+    "flags", [{"insecure": True}, {"token_file": Path("t")}, TLS], ids=["insecure", "token", "tls"]
+)
 def test_the_three_ways_out(flags: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"other hosts can reach.*--tls-cert.*--token-file.*--insecure"):
         check_exposure(settings(listen="0.0.0.0:7420"))

@@ -187,7 +187,7 @@ async def test_nothing_older_than_tls_1_3(serve: Any) -> None:
     context = ssl.create_default_context(cafile=files.ca)
     context.load_cert_chain(files.cert, files.key)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with pytest.raises(ssl.SSLError, match="(?i)protocol.version"):
+    with pytest.raises(ssl.SSLError, match=r"(?i)protocol.version"):
         await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
 
 
@@ -195,7 +195,7 @@ async def test_a_spoke_without_certificate_is_refused(serve: Any, observer: Coun
     server = await serve(certificates=believes(hub_files()))
     context = ssl.create_default_context(cafile=shared().cert)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
-    with pytest.raises(ssl.SSLError, match="(?i)certificate.required"):
+    with pytest.raises(ssl.SSLError, match=r"(?i)certificate.required"):
         await reader.read()
     writer.transport.abort()
     assert observer.codes == ["authentication"]

@@ -120,7 +120,7 @@ def test_a_proof_holds_for_one_role_one_pair_of_nonces_and_one_hello(tmp_path: P
 def test_files_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="mode 0644: others may read or change it"):
         token_file(tmp_path, mode=0o644)
-    with pytest.raises(UsageError, match="holds 5 bytes; 32 to 4096 are allowed.*openssl rand"):
+    with pytest.raises(UsageError, match=r"holds 5 bytes; 32 to 4096 are allowed.*openssl rand"):
         token_file(tmp_path, "short")
     with pytest.raises(UsageError, match="No such file"):
         TokenFile(tmp_path / "none")
