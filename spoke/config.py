@@ -113,6 +113,11 @@ class SpokeSettings(Settings):
         """As ``status`` shows it to people in other directories; a link in it is left as it is."""
         return value.absolute() if value is not None else None
 
+    def paths(self, mountpoint: str) -> list[Path]:
+        """All that this spoke reads or writes on this host."""
+        named = (self.cache_dir, self.tls_cert, self.tls_key, self.tls_ca, self.token_file, self.record)
+        return [Path(mountpoint), *(path for path in named if path is not None)]
+
     @property
     def read_ahead_kib(self) -> int | None:
         """None: to be chosen."""

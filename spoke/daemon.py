@@ -56,6 +56,7 @@ from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.planner import Planner
 from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
+from spoke.privileges import drop_unneeded
 from spoke.reads import Handle, Reads
 from spoke.recorder import Recorder, Recording
 from spoke.retention import Retention
@@ -268,6 +269,7 @@ class Spoke:
             },
         )
         self.store.on_whole = operations.became_whole
+        self.retention.on_erased = operations.forget_bytes
         await device.serve(operations)
         if device.read_ahead is not None:
             self.ahead.read_ahead.mounted(device.read_ahead)
@@ -531,7 +533,10 @@ class Spoke:
         if request.get("dry_run"):
             yield {"files": len(versions), "bytes": sum(map(self.store.charged_bytes, versions))}
             return
-        yield await purge.erase(self.store, versions)
+        done = await purge.erase(self.store, versions)
+        if self.operations is not None:
+            self.operations.forget_bytes(versions)
+        yield done
 
     async def _answer_accept(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         suspicion = self.suspicious
@@ -568,6 +573,7 @@ def _plain(value: object) -> object:
 
 def run_spoke(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
     """Serve one mount until SIGTERM, SIGINT, ``umount`` or a lost mount; ``on_ready`` is told once it answers."""
+    drop_unneeded(loaded.settings.paths(mountpoint))
     runtime.run(_serve(mountpoint, loaded, on_ready))
 
 

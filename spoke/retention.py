@@ -34,6 +34,8 @@ class Retention:
         self._held_said = False
         self._written: object = None
         self._write_at_s = 0.0
+        self.on_erased: Callable[[Collection[bytes]], None] = lambda versions: None
+        """Hears which versions are cached no more."""
         self.erased_files_total = 0
         self.erased_bytes_total = 0
 
@@ -91,17 +93,20 @@ class Retention:
 
     async def _erase(self, versions: Collection[bytes], reason: str) -> None:
         files = erased_bytes = held = 0
+        gone = set()
         for version in list(versions)[: limits.RETENTION_BATCH_FILES]:
             freed_bytes = await self._store.erase(version)
             if freed_bytes is None:
                 held += 1
                 continue
+            gone.add(version)
             files += 1
             erased_bytes += freed_bytes
             self._unnamed.pop(version, None)
         self.erased_files_total += files
         self.erased_bytes_total += erased_bytes
         if files:
+            self.on_erased(gone)
             log.warning("erased cached files", files=files, erased_bytes=erased_bytes, reason=reason, still_open=held)
         elif held and not self._held_said:
             log.warning(

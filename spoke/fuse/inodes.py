@@ -115,6 +115,10 @@ class InodeTable:
         if self._current.get(inode.node.serial) is inode:
             del self._current[inode.node.serial]
 
+    def current_files(self) -> Iterator[Inode]:
+        """Of files, those that new lookups get, as of now."""
+        return (inode for inode in list(self._current.values()) if inode.kind is Kind.FILE)
+
     def cached_names(self) -> Iterator[tuple[int, bytes]]:
         """(parent's node id, name) of every name the kernel may hold, as of now."""
         for inode in list(self._by_id.values()):

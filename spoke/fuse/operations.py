@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from common.entries import NAME_MAX_BYTES, Entry, Kind
@@ -199,13 +199,22 @@ class Operations(Generic[HandleT]):
         if not self._passthrough.status().live:
             return
         for inode in self._cached_by_version.get(version, ()):
-            node = inode.node
-            if self._inodes.known(node) is not inode:
-                continue
-            self._inodes.retire(node)
-            parent = self._inodes.known(node.parent) if node.parent is not None else None
-            if parent is not None:
-                self._notices.entry(parent.node_id, node.name)
+            self._renew(inode)
+
+    def forget_bytes(self, versions: Collection[bytes]) -> None:
+        """What the kernel holds of them in memory goes too, once nobody has it open: their names get new node ids."""
+        for inode in self._inodes.current_files():
+            if inode.entry.version in versions:
+                self._renew(inode)
+
+    def _renew(self, inode: Inode) -> None:
+        node = inode.node
+        if self._inodes.known(node) is not inode:
+            return
+        self._inodes.retire(node)
+        parent = self._inodes.known(node.parent) if node.parent is not None else None
+        if parent is not None:
+            self._notices.entry(parent.node_id, node.name)
 
     def release_all(self) -> None:
         """The connection is gone and with it every handle: tell the Reader."""
