@@ -184,11 +184,17 @@ READ_ASKED_AGAIN_TIMEOUT_S = 1.0
 CONNECTIONS_MAX = 2048
 """Connections a server holds, all spokes. Refuse the next with ``overloaded``."""
 
+HUB_OPEN_FILES = 16_384
+"""Open files a hub asks the kernel for (the usual soft limit of 1,024 is below CONNECTIONS_MAX): connections, files served, catalogs."""
+
 CONNECTIONS_PER_SPOKE_MAX = 64
 """Connections of one spoke to one server (a far 10 Gbit/s path wants about 16). Refuse with ``overloaded``."""
 
 CONNECTIONS_PER_IDENTITY_MAX = CONNECTIONS_MAX // 2
 """Connections of all spokes that show certificates of one name, where the table of identities says nothing. Refuse with ``overloaded``."""
+
+REFUSALS_LOGGED_PER_S = 20
+"""Lines in the log about connections that were refused or ended for a fault: strangers can cause any number. The rest is counted."""
 
 CONNECTIONS_HALF_OPEN_MAX = 256
 """Connections that have not said HELLO yet. Drop the oldest: an honest spoke says it within a round trip."""
@@ -387,6 +393,9 @@ SNAPSHOTS_SHOWN_MAX = 8
 
 SNAPSHOT_MAX_S = 300.0
 """How long one snapshot may take to be read: it holds a read transaction, behind which the database's log grows. Drop it."""
+
+SNAPSHOTS_PER_IDENTITY_MAX = 8
+"""The same for spokes of one identity, half of all: who takes snapshots and does not read them holds up nobody else. Wait."""
 
 SNAPSHOTS_MAX_OPEN = 16
 """Snapshots read at once, one database connection each. Wait."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 if TYPE_CHECKING:
@@ -30,6 +31,29 @@ class _LateLogger:
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """A logger whose lines carry ``module=name``."""
     return cast("structlog.stdlib.BoundLogger", _LateLogger(name))
+
+
+class SayingLimit:
+    """For lines that a stranger can cause: so many a second are said, the others counted."""
+
+    def __init__(self, per_s: int, clock: Callable[[], float]) -> None:
+        self._per_s = per_s
+        self._clock = clock
+        self._since_s = clock()
+        self._said = 0
+        self._unsaid = 0
+
+    def may_say(self) -> int | None:
+        """How many were left unsaid before this one; None: this one is too."""
+        now_s = self._clock()
+        if now_s - self._since_s >= 1.0:
+            self._since_s, self._said = now_s, 0
+        if self._said >= self._per_s:
+            self._unsaid += 1
+            return None
+        self._said += 1
+        unsaid, self._unsaid = self._unsaid, 0
+        return unsaid
 
 
 def _readable_bytes(_logger: Any, _method: str, event: structlog.types.EventDict) -> structlog.types.EventDict:

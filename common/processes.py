@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import site
 import sys
@@ -21,6 +22,15 @@ def module_command(module: str) -> tuple[list[str], dict[str, str]]:
         search.append(root)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)} if search else dict(os.environ)
     return [sys.executable, "-P", "-m", module], environment
+
+
+def allow_open_files(count: int) -> None:
+    """Raise the soft limit of open files to this, as far as the hard one lets it; for this process and those it starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def die_with_parent() -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from common import __version__, runtime
+from common import __version__, limits, runtime
 from common.config import Loaded
 from common.errors import HeadraceError, UsageError
 from common.log import get_logger
 from common.metrics import HttpPages, TableCollector
+from common.processes import allow_open_files
 from common.runtime import cancel_and_wait
 from common.serving.packing import Packer
 from common.serving.server import Server
@@ -267,6 +268,7 @@ async def _serve_told(loaded: Loaded[HubSettings], on_ready: Callable[[str], obj
     stop = asyncio.Event()
     runtime.stop_on_signals(stop)
     check_exposure(loaded.settings)
+    allow_open_files(limits.HUB_OPEN_FILES)
     hub = Hub(loaded)
     starting = asyncio.create_task(hub.start(), name="start")
     stopped = asyncio.create_task(stop.wait(), name="stop signal")

@@ -121,8 +121,9 @@ async def _snapshot_pages(catalog_id: bytes, snapshot: Snapshot) -> AsyncGenerat
                 held = run
         yield SnapshotPage(catalog_id, revision, entry_count, last=True, entries=held)
     finally:
-        if isinstance(pages, AsyncGenerator):
-            await pages.aclose()  # the subscriber may be gone half-way: the source's cursor goes too
+        close = getattr(pages, "aclose", None)  # an iterator that is no generator may have one as well
+        if close is not None:
+            await close()  # the subscriber may be gone half-way: the source's cursor goes too
 
 
 def _cut(entries: Sequence[tuple[bytes, Entry]]) -> Iterator[Sequence[tuple[bytes, Entry]]]:

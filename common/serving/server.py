@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from common import limits
 from common.errors import AuthenticationFailed, NotAllowed, Overloaded, UnknownDataset
-from common.log import get_logger
+from common.log import SayingLimit, get_logger
 from common.runtime import cancel_and_wait
 from common.serving.access import Access, Grant
 from common.serving.egress import Egress, Pack, pack_raw
@@ -23,6 +23,7 @@ from common.serving.scheduler import ReadAhead, Scheduler
 from common.serving.session import Admission, Session
 from common.serving.source import Source
 from common.serving.steering import Steering
+from common.serving.turns import SnapshotTurns
 from common.serving.weights import Weights
 from common.tcp import PathFacts, send_buffer_bytes, tune
 from common.tls import Certificates
@@ -136,6 +137,8 @@ class Server:
         self._clock = clock
         self._weights = weights or Weights()
         self.auditor = auditor
+        self.snapshot_turns = SnapshotTurns()
+        self.refusal_log = SayingLimit(limits.REFUSALS_LOGGED_PER_S, clock)
         self._access = access or Access()
         self._certificates = certificates
         self._token = token

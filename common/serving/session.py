@@ -19,12 +19,13 @@ from typing import NamedTuple, Protocol, cast
 
 from common import limits
 from common.errors import AuthenticationFailed, Cancelled, HeadraceError, Overloaded, ProtocolError
-from common.log import get_logger
+from common.log import SayingLimit, get_logger
 from common.serving.egress import Egress, Packed
 from common.serving.feed import FeedMessage, follow
 from common.serving.observer import Auditor, Observer
 from common.serving.scheduler import Pick
 from common.serving.source import Source
+from common.serving.turns import SnapshotTurns, in_turn
 from common.tcp import OptionSocket, PathFacts, limit_rate, path_facts, renew_bbr, tune
 from common.tls import expiry_of, identities_of
 from common.units import format_address
@@ -55,6 +56,8 @@ class Host(Protocol):
     egress: Egress
     observer: Observer
     auditor: Auditor | None
+    snapshot_turns: SnapshotTurns
+    refusal_log: SayingLimit
     codecs: Sequence[m.Codec]
     socket_rate_bytes_per_s: float | None
     send_buffer_bytes: int
@@ -394,8 +397,10 @@ class Session(asyncio.BufferedProtocol):
 
     async def _run_feed(self, request_id: int, subscribe: m.Subscribe) -> None:
         """Ask for the next message only when the last one has been written and the socket took it."""
+        assert self.hello is not None
+        source = in_turn(self.source, self._host.snapshot_turns, self.hello.identity)
         try:
-            async with aclosing(follow(self.source, subscribe)) as messages:
+            async with aclosing(follow(source, subscribe)) as messages:
                 async for message in messages:
                     self._feed_message = (request_id, message)
                     self._feed_room.clear()
@@ -547,7 +552,15 @@ class Session(asyncio.BufferedProtocol):
         self._fail(error)
 
     def _note_refusal(self, error: HeadraceError) -> None:
-        log.info("closing a connection", address=self.address, code=error.wire_code, reason=str(error))
+        unsaid = self._host.refusal_log.may_say()
+        if unsaid is not None:
+            log.info(
+                "closing a connection",
+                address=self.address,
+                code=error.wire_code,
+                reason=str(error),
+                unsaid_before=unsaid,
+            )
         self._host.observer.refused(error.wire_code)
         if self._auditor is not None:
             self._auditor.refused(self.address, self.hello, error)

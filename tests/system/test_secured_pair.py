@@ -149,9 +149,7 @@ def test_a_hub_needs_no_rights_of_root(pair: Pair, tmp_path: Path) -> None:
         *("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    hub = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/", env=environment
-    )
+    hub = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/", env=environment)
     try:
         assert hub.stdout is not None
         line = hub.stdout.readline()
