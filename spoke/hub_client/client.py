@@ -16,7 +16,7 @@ from random import Random
 from typing import Protocol
 
 from common import codec, limits
-from common.backoff import Backoff
+from common.backoff import Backoff, delay_s
 from common.blocks import BLOCK_BYTES, BlockRange, split, subtract
 from common.errors import (
     AuthenticationFailed,
@@ -193,7 +193,7 @@ class HubClient:
     async def _keep_link(self, role: str) -> None:
         """Dial, serve until the link is gone, back off, again: for ever."""
         backoff = Backoff(limits.REDIAL_FIRST_S, limits.REDIAL_CAP_S)
-        refused = Backoff(limits.REDIAL_REFUSED_FIRST_S, limits.REDIAL_REFUSED_CAP_S)
+        refusals = 0
         while True:
             failed: HeadraceError | None = None
             link = Link(role, self._hello, self, self._clock, self._credentials)
@@ -202,19 +202,24 @@ class HubClient:
                 self.dials_total += 1
                 await link.open(self._host, self._port)
                 backoff.reset()
-                refused.reset()
+                refusals = 0
                 self._link_up(link)
                 await gone.wait()
                 failed = link.error
             except HeadraceError as error:
                 failed = error
-                self._note_failure(role, error, backoff.failures + refused.failures)
+                self._note_failure(role, error, backoff.failures + refusals)
             finally:
                 if not (self._closing and link.is_open):  # else close() still has to say goodbye on it
                     link.close(HubUnreachable("the spoke dropped the link"))
                 self._link_gone.pop(link, None)
-            not_us = isinstance(failed, (AuthenticationFailed, NotAllowed))
-            await asyncio.sleep((refused if not_us else backoff).next_delay_s(self._dice))
+            if isinstance(failed, (AuthenticationFailed, NotAllowed)):
+                first_s, cap_s = limits.REDIAL_REFUSED_FIRST_S, limits.REDIAL_REFUSED_CAP_S
+                wait_s = delay_s(refusals, first_s, cap_s, self._dice)
+                refusals += 1
+            else:
+                wait_s = backoff.next_delay_s(self._dice)
+            await asyncio.sleep(wait_s)
 
     def _note_failure(self, role: str, error: HeadraceError, failures: int) -> None:
         self.last_error = error

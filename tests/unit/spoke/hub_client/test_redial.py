@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from common import limits
+from common import backoff, limits
 from common.backoff import Backoff
+from common.errors import NotAllowed
+from common.serving.access import Access, Grant
 from common.serving.server import Server
 from spoke.hub_client import client as client_module
 from spoke.hub_client.client import FeedMessage, HubClient, make_hello
@@ -79,3 +81,32 @@ async def test_waits_grow_to_the_cap_differ_between_links_and_begin_anew_after_a
             assert said[said.index(0.0) + 1] <= limits.REDIAL_FIRST_S
     finally:
         await client.close()
+
+
+async def test_who_is_refused_does_not_dial_hot(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    def delay_s(failures: int, first_s: float, cap_s: float, dice: random.Random) -> float:
+        waited.append(backoff.delay_s(failures, first_s, cap_s, dice))
+        return waited[-1] / 5000
+
+    monkeypatch.setattr(client_module, "delay_s", delay_s)
+    access = Access({"somebody-else": Grant()})
+    async with Server({"data": MemorySource(dataset="data")}, listen=("127.0.0.1", 0), access=access) as server:
+        client = HubClient(
+            "127.0.0.1", server.port, make_hello("data", "spoke", bytes(16)), bulk_links=1, follower=Follower(),
+            clock=asyncio.get_running_loop().time, dice=random.Random(3),
+        )  # fmt: skip
+        client.start()
+        try:
+            with pytest.raises(NotAllowed, match="'spoke' may read nothing here"):
+                await client.first_contact(5)
+            await until(lambda: len(waited) >= 12)
+            assert min(waited) >= limits.REDIAL_REFUSED_FIRST_S / 2
+            assert max(waited) > limits.REDIAL_REFUSED_CAP_S / 2
+            assert isinstance(client.refusal, NotAllowed)
+            server.set_access(Access())
+            await until(lambda: client.link_count == 2)
+            assert client.refusal is None
+        finally:
+            await client.close()
