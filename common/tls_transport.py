@@ -19,6 +19,10 @@ from common.errors import AuthenticationFailed
 from common.tls import explain
 
 _RECEIVE_BYTES = 256 * 1024
+_SEND_BYTES = 128 * 1024
+TLS_HELD_BACK_BYTES = 20 * 1024
+"""More than a record has (16 KiB and its frame): what can have come and not be decrypted yet, for want of the record's end."""
+
 _Bytes = bytes | bytearray | memoryview
 
 
@@ -195,6 +199,8 @@ class Tls(asyncio.BufferedProtocol):
             rest = memoryview(chunk).cast("B")
             while rest:  # a record at a time
                 rest = rest[self._tls.write(rest) :]
+                if self._outgoing.pending >= _SEND_BYTES:  # while the processor still has it at hand
+                    self._flush()
 
     def _flush(self) -> None:
         if self._outgoing.pending and self._raw is not None and not self._raw.is_closing():

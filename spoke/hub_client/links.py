@@ -22,7 +22,7 @@ from common.errors import (
 )
 from common.log import get_logger
 from common.tcp import tune, wake_at
-from common.tls_transport import Tls
+from common.tls_transport import TLS_HELD_BACK_BYTES, Tls
 from common.units import format_address
 from common.wire.connection import Closed, Connection, Role
 from common.wire.messages import Challenge, Error, Goodbye, Hello, Message, Ping, Pong, Welcome
@@ -73,8 +73,8 @@ class Link(asyncio.BufferedProtocol):
         self.rate_bytes_per_s = 0.0
         """As last measured by the owner: how much may be waited for at once."""
         self._wake_at_bytes = 1
-        self._wakes_early = False
-        """What is missing is not what the socket still gets: some of it waits in TLS, whose records are longer than what is in them."""
+        self._held_back_bytes = 0
+        """Of what is missing, so much may have left the socket already."""
         self._pings: dict[int, float] = {}
         self._next_token = 1
 
@@ -108,7 +108,7 @@ class Link(asyncio.BufferedProtocol):
         certificates = self._credentials.certificates
         if certificates is None:
             return self
-        self._wakes_early = True
+        self._held_back_bytes = TLS_HELD_BACK_BYTES
         return Tls(self, certificates.client(), host=self._credentials.hub_name or host)
 
     @property
@@ -237,9 +237,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _choose_wake(self) -> None:
         """Sleep through the middle of a large payload: each waking costs some 60 us here, and brings 64 kB without this."""
-        if self._wakes_early:
-            return
-        missing_bytes = self._connection.payload_missing_bytes
+        missing_bytes = self._connection.payload_missing_bytes - self._held_back_bytes
         patience_bytes = min(limits.RECEIVE_WAKE_MAX_BYTES, int(self.rate_bytes_per_s * limits.RECEIVE_WAKE_MAX_S))
         wake_at_bytes = min(missing_bytes, patience_bytes)
         if wake_at_bytes < limits.RECEIVE_WAKE_MIN_BYTES:
