@@ -263,7 +263,7 @@ class Server:
         spoke.sessions[session.link_id] = session
         self._half_open.pop(session.link_id, None)
         if self._steering is not None:
-            self._steering.joined(hello.spoke_id, session)
+            self._steering.joined(session.host_address, hello.spoke_id, session)
         self._by_identity.setdefault(identity, {})[session.link_id] = session
         if grant.rate_bytes_per_s is not None:  # once the egress knows this spoke
             asyncio.get_running_loop().call_soon(self._divide_rate, identity)
@@ -325,7 +325,7 @@ class Server:
         if hello is None:
             return
         if self._steering is not None:
-            self._steering.left(hello.spoke_id, session)
+            self._steering.left(session.host_address, hello.spoke_id, session)
         mine = self._by_identity[hello.identity]
         del mine[session.link_id]
         if not mine:
