@@ -62,6 +62,8 @@ class HubState(Enum):
     SILENT = "silent"
     """It took the connection and did not answer HELLO."""
     OTHER_PROTOCOL = "other protocol"
+    ASKS_WHO = "asks who"
+    """It wants certificates or a token, which doctor does not show."""
     SENT_AWAY = "sent away"
     """It answered HELLO with an error of its own."""
 

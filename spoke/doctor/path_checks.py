@@ -88,6 +88,14 @@ def check_hub(facts: Facts) -> Finding | None:
                 f"what answers at {where} does not speak this protocol: {hub.said}",
                 "give the hub's --listen address (not its metrics port); upgrade the older end if it is the hub",
             )
+        case HubState.ASKS_WHO:
+            return Finding(
+                "hub",
+                Level.NOTE,
+                f"{where} asks for certificates or a token, which doctor does not show: {hub.said}",
+                "dataset, protocol and round trips of PINGs were not looked at",
+                "headrace-spoke status MOUNTPOINT says whether the mount is let in",
+            )
         case HubState.SENT_AWAY:
             return _unusable(f"{where} answers HELLO with: {hub.said}", "see the hub's log")
 

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from common.errors import HeadraceError, ProtocolError, UnknownDataset, VersionMismatch, from_wire
+from common.errors import AuthenticationFailed, HeadraceError, ProtocolError, UnknownDataset, VersionMismatch, from_wire
 from common.limits import (
     DOCTOR_DIAL_TIMEOUT_S,
     DOCTOR_HELLO_TIMEOUT_S,
@@ -187,6 +187,8 @@ def _refused(facts: HubFacts, error: HeadraceError, took_s: float) -> HubFacts:
         return replace(facts, state=HubState.NAMED_NO_DATASET, said=said, pings_s=(took_s,))
     if isinstance(error, (VersionMismatch, ProtocolError)):
         return replace(facts, state=HubState.OTHER_PROTOCOL, said=str(error))
+    if isinstance(error, AuthenticationFailed):
+        return replace(facts, state=HubState.ASKS_WHO, said=str(error))
     return replace(facts, state=HubState.SENT_AWAY, said=str(error))
 
 

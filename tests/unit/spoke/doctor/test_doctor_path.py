@@ -190,6 +190,12 @@ def test_a_hub_asked_for_no_dataset_names_those_it_has() -> None:
     assert "served: c4, pile" in found.seen
 
 
+def test_a_hub_that_asks_who_is_there_is_no_problem_of_a_mount_that_is_let_in() -> None:
+    found = of(with_hub(state=HubState.ASKS_WHO, said="this hub speaks TLS only"), "hub")
+    assert found.level is Level.NOTE
+    assert "this hub speaks TLS only" in found.seen
+
+
 def test_a_queue_on_the_way_is_told() -> None:
     found = of(with_hub(pings_s=(0.06, 0.14, 0.15)), "round trip")
     assert found.level is Level.NOTE
