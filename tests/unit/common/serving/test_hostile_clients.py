@@ -27,6 +27,8 @@ from tests.fakes.counting_observer import Counted
 from tests.fakes.memory_source import MemorySource
 from tests.fakes.wire_client import WireClient
 
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])  # as the daemons run
+
 
 async def honest_bytes(server: Server, source: MemorySource) -> None:
     """Somebody else is served as ever."""

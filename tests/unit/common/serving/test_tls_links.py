@@ -8,6 +8,7 @@ import shutil
 import ssl
 import time
 from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,15 @@ from common.wire.messages import Data, Error, Message, Priority, Read, Subscribe
 from spoke.hub_client.client import make_hello
 from spoke.hub_client.credentials import Credentials
 from spoke.hub_client.links import Link
-from tests.certificates import hub_files, issued, make_authority, needs_openssl, shared, spoke_files
+from tests.certificates import Authority, hub_files, issued, make_authority, needs_openssl, shared, spoke_files
 from tests.fakes.counting_observer import Counted
 from tests.fakes.memory_source import MemorySource
 from tests.fakes.wire_client import WireClient
 
-pytestmark = needs_openssl
+pytestmark = [
+    needs_openssl,
+    pytest.mark.asyncio(loop_factories=["uvloop"]),
+]  # as the daemons run; the first test under both
 
 
 class Owner:
@@ -85,6 +89,7 @@ async def read_all(link: Link, owner: Owner, version: bytes, size_bytes: int) ->
             return b"".join(found[first] for first in sorted(found))
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
 async def test_bytes_and_names_come_through(serve: Any, source: MemorySource, dial: Any) -> None:
     content = random.Random(3).randbytes(9_000_001)
     source.put(b"f", content)
@@ -106,8 +111,14 @@ async def test_an_identity_is_what_the_certificate_says(serve: Any, dial: Any, i
     assert [view.identity for view in server.spokes()] == ["spoke-a" if identity == "spoke-a" else "spiffe://x/spoke"]
 
 
+@cache
+def another() -> Authority:
+    """A CA that nobody here believes."""
+    return make_authority(shared().directory / "another")
+
+
 def spokes_refused() -> list[Any]:
-    foreign = lambda: make_authority(shared().directory / "foreign").issue("spoke-a", "DNS:spoke-a")  # noqa: E731
+    foreign = lambda: another().issue("spoke-a", "DNS:spoke-a")  # noqa: E731
     return [
         pytest.param(
             lambda: shared().issue("spoke-a", "DNS:spoke-a", not_after="20210101000000Z"), "expired", id="expired"
@@ -135,7 +146,7 @@ async def test_a_spoke_that_is_refused_hears_why(
 
 def hubs_refused() -> list[Any]:
     local = "DNS:localhost,IP:127.0.0.1"
-    foreign = lambda: make_authority(shared().directory / "foreign").issue("hub", local)  # noqa: E731
+    foreign = lambda: another().issue("hub", local)  # noqa: E731
     return [
         pytest.param(
             lambda: shared().issue("hub", local, not_after="20210101000000Z"), "has expired; renew", id="expired"
