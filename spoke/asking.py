@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from spoke import control
 from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at
 from spoke.places import runtime_dir
+
+
+def untouched_path(typed: str) -> Path:
+    """A path as it was typed. Typer's own calls stat() on it, which hangs for as long as the spoke of a mountpoint does."""
+    return Path(typed)
+
+
+Mountpoint = Annotated[
+    Path, typer.Argument(help="Where the dataset is mounted.", parser=untouched_path, show_default=False)
+]
+"""The argument of every command."""
 
 
 def ask(mountpoint: Path, command: str, request: Mapping[str, Any] | None = None) -> Any:

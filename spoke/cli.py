@@ -12,6 +12,7 @@ import typer
 from common import __version__
 from common.terminal import EXIT_FAILED, exit_codes, warn
 from spoke import plan_cli, warm_cli
+from spoke.asking import Mountpoint, untouched_path
 from spoke.asking import ask as _ask
 from spoke.places import runtime_dir
 
@@ -20,7 +21,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(plan_cli.app, name="plan")
-Mountpoint = Annotated[Path, typer.Argument(help="Where the dataset is mounted.", show_default=False)]
 
 
 @app.callback(invoke_without_command=True)
@@ -179,7 +179,12 @@ app.command()(warm_cli.unpin)
 @exit_codes
 def doctor(
     mountpoint: Annotated[
-        Path | None, typer.Argument(help="A mount; without one give what it would use.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="A mount; without one give what it would use.",
+            parser=untouched_path,
+            show_default=False,
+        ),
     ] = None,
     hub: Annotated[str | None, typer.Option(help="HOST:PORT of the hub. [default: the mount's]")] = None,
     dataset: Annotated[str | None, typer.Option(help="The dataset's name there. [default: the mount's]")] = None,
