@@ -40,6 +40,7 @@ from spoke.fuse.virtual import VirtualFile
 from spoke.hub_client.checks import Position
 from spoke.hub_client.client import HubClient, make_hello
 from spoke.metrics import METRICS, Counts
+from spoke.long_waits import LongWaits
 from spoke.namespace.follower import Follower
 from spoke.namespace.journal import Journal
 from spoke.namespace.pin import Pin, is_at, remember
@@ -121,7 +122,10 @@ class Spoke:
         store.on_gone = self.ahead.evicted
         self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
         observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
-        self.reads = Reads(store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout)
+        self.long_waits = LongWaits(clock, self.client.in_words)
+        self.reads = Reads(
+            store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout, long_waits=self.long_waits
+        )
         self.pins = Pins(
             settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
         )
@@ -345,12 +349,21 @@ class Spoke:
     async def _confirm(self, path: bytes) -> None:
         """Return once the names have this path as it is at the hub. Raises HeadraceError, at the latest after the read timeout."""
         timeout_s = self.loaded.settings.read_timeout or None
+        wait = self.long_waits.begin(path, None)
+        slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self.long_waits.grew_long, wait)
+        well = False
         try:
             async with asyncio.timeout(timeout_s):
                 position = await self.client.checks.ask(path)
                 await self.follower.until(lambda: self._is_at(position) or self.suspicious is not None)
+            well = True
         except TimeoutError:
-            raise HubUnreachable(f"{path!r}: the hub did not confirm it within {timeout_s:g} s") from None
+            error = HubUnreachable(f"{path!r}: the hub did not confirm it within {timeout_s:g} s")
+            self.long_waits.timed_out(wait, error)
+            raise error from None
+        finally:
+            slow.cancel()
+            self.long_waits.ended(wait, well=well)
         if not self._is_at(position):
             raise HubUnreachable(f"{path!r}: the hub's names are not believed: {self.suspicious}")
 
@@ -399,6 +412,7 @@ class Spoke:
             "hub": {
                 "address": settings.hub,
                 "connected": client.connected,
+                "in_words": client.in_words(),
                 "error": str(client.last_error) if client.last_error is not None else None,
                 "rtt_s": client.rtt_s,
                 "rate_bytes_per_s": client.rate_bytes_per_s,
@@ -434,6 +448,9 @@ class Spoke:
                 "wan_bytes": counts.wan_read_bytes,
                 "stall_s": counts.stall_s,
                 "waiting": self.reads.waiting,
+                "waiting_long": self.long_waits.long_count,
+                "longest_wait_s": self.long_waits.longest_s(),
+                "timeouts": self.long_waits.timeouts_total,
                 "stale": counts.stale_reads,
             },
             "prefetch": {

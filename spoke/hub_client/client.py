@@ -296,6 +296,13 @@ class HubClient:
         """The control link is up (the feed flows)."""
         return any(link.role == "control" and link.is_open for link in self._links)
 
+    def in_words(self) -> str:
+        """How it stands with the hub, for the log and for ``status``."""
+        if self.away_since_s is not None:
+            return f"no link for {self._clock() - self.away_since_s:.0f} s: {self.last_error or 'no answer yet'}"
+        quiet_s = self._clock() - max((link.last_heard_s for link in self._links), default=self._clock())
+        return f"{len(self._links)} links, last heard {quiet_s:.1f} s ago"
+
     @property
     def welcome(self) -> Welcome | None:
         return next((link.welcome for link in self._links if link.welcome is not None), None)
