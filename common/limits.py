@@ -220,6 +220,9 @@ SUSPICIOUS_LOSS_FRACTION = 0.5
 SUSPICIOUS_WINDOW_S = 60.0
 """The time over which losses add up, so that a vanishing tree told in many small batches is seen too."""
 
+LOSS_EXAMPLES = 10
+"""Files that ``headrace-spoke accept`` names before it believes their loss; all are counted."""
+
 SUSPICIOUS_RECHECK_S = 5.0
 SUSPICIOUS_RECHECK_MAX_S = 300.0
 """While a hub is suspicious and says more: how long until its whole tree is asked for again; doubles up to the maximum."""

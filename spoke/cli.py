@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -228,9 +229,25 @@ def doctor(
 
 @app.command()
 @exit_codes
-def accept(mountpoint: Mountpoint) -> None:
-    """Believe the loss of names that a suspicious hub announced."""
-    typer.echo(_ask(mountpoint, "accept")["said"])
+def accept(
+    mountpoint: Mountpoint,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be lost.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, at a terminal either.")] = False,
+) -> None:
+    """Believe the loss of names that a suspicious hub announced; shows first what is lost, and asks at a terminal."""
+    loss = _ask(mountpoint, "loss")
+    if loss["suspicious"] is None:
+        typer.echo("the hub is not suspicious; nothing to accept")
+        return
+    from spoke.status import render_loss
+
+    typer.echo(render_loss(loss))
+    if dry_run:
+        return
+    if sys.stdin.isatty() and not yes:
+        typer.confirm("Is this loss real?", abort=True)
+    seen = {"revision": loss["revision"], "catalog_id": loss["catalog_id"]}
+    typer.echo(_ask(mountpoint, "accept", seen)["said"])
 
 
 def main() -> None:

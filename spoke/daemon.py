@@ -46,7 +46,7 @@ from spoke.namespace.journal import Journal
 from spoke.namespace.pin import Pin, is_at, remember
 from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
-from spoke.namespace.suspicion import Suspicion
+from spoke.namespace.suspicion import Losses, Suspicion, kept
 from spoke.namespace.tree import Invalidation
 from spoke.orders.shelf import OrderShelf
 from spoke.pins import Pins
@@ -87,7 +87,10 @@ class Spoke:
             self.pin,
             pin_reached=self.pin is not None
             and is_at(journal.directory, self.pin, self.tree.catalog_id, self.tree.revision),
+            suspicious=kept(journal.directory, clock()),
         )
+        if self.suspicious is not None:
+            log.error("hub suspicious since before this start: the old names are kept", seen=str(self.suspicious))
         self.follower = Follower(self.replica, journal, self._names_changed, clock)
         host, port = parse_address(settings.hub)
         self.client = HubClient(
@@ -126,6 +129,7 @@ class Spoke:
         self.reads = Reads(
             store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout, long_waits=self.long_waits
         )
+        self.reads.names_in_doubt = lambda: str(self.suspicious) if self.suspicious is not None else ""
         self.pins = Pins(
             settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
         )
@@ -152,6 +156,7 @@ class Spoke:
                 "warm": self._answer_warm,
                 "pin": self._answer_pin,
                 "unpin": self._answer_unpin,
+                "loss": self._answer_loss,
                 "accept": self._answer_accept,
                 "plan": self._answer_plan,
                 "plans": self._answer_plans,
@@ -515,13 +520,49 @@ class Spoke:
     async def _answer_order_drop(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield {"dropped": await self.order_shelf.drop(str(request.get("name")))}
 
-    async def _answer_accept(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def _answer_loss(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        suspicion = self.suspicious
+        if suspicion is None:
+            yield {"suspicious": None}
+            return
+        self._check_at_hand()
+        losses = Losses()
+        for _ in self.replica.losses(losses, self.store.present_bytes):
+            await asyncio.sleep(0)  # let reads go in between
+            self._check_still(suspicion)
+        yield {
+            "suspicious": str(suspicion),
+            "revision": suspicion.revision,
+            "catalog_id": suspicion.catalog_id.hex(),
+            "files": losses.files,
+            "others": losses.others,
+            "file_bytes": losses.file_bytes,
+            "cached_bytes": losses.cached_bytes,
+            "examples": [os.fsdecode(path).encode("utf-8", "backslashreplace").decode() for path in losses.examples],
+        }
+
+    async def _answer_accept(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         suspicion = self.suspicious
         if suspicion is None:
             yield {"said": "the hub is not suspicious; nothing to accept"}
             return
+        self._check_at_hand()
+        seen = request.get("revision"), request.get("catalog_id")
+        if seen not in ((None, None), (suspicion.revision, suspicion.catalog_id.hex())):
+            raise HeadraceError(f"the hub has said something else meanwhile: {suspicion}; look again")
         self.follower.accept()
         yield {"said": f"accepted: {suspicion}"}
+
+    def _check_at_hand(self) -> None:
+        if not self.replica.can_accept:
+            raise HeadraceError(
+                "the hub is suspicious, but since this spoke started it has not shown its names yet "
+                f"({self.client.in_words()}); try again when it has"
+            )
+
+    def _check_still(self, suspicion: Suspicion) -> None:
+        if self.suspicious is not suspicion:
+            raise HeadraceError("the hub has said something else meanwhile; look again")
 
 
 def pin_of(settings: SpokeSettings) -> Pin | None:

@@ -70,6 +70,9 @@ class Reads:
         long_waits: LongWaits | None = None,
     ) -> None:
         self.long_waits = long_waits or LongWaits(clock)
+        self.names_in_doubt: Callable[[], str] = lambda: ""
+        """What a suspicious hub announced; empty when it is believed."""
+        self._told_doubt = ""
         self._store = store
         self._fetcher = fetcher
         self._recent = fetcher.recent
@@ -232,6 +235,9 @@ class Reads:
         error.logged = True
         if isinstance(error, StaleVersion):
             self._observer.gone(handle)
+            if doubt := self.names_in_doubt():
+                self._log_doubted(handle, offset_bytes, doubt)
+                return
             log.warning(
                 "an open file changed at the hub and its old bytes are not cached; the reader gets ESTALE, a new open gets the new file",
                 path=handle.path,
@@ -241,4 +247,16 @@ class Reads:
         else:
             log.error(
                 "a read failed", path=handle.path, offset_bytes=offset_bytes, error=str(error), code=error.wire_code
+            )
+
+    def _log_doubted(self, handle: Handle, offset_bytes: int, doubt: str) -> None:
+        """Once for each thing announced: every read of what is not cached fails until the hub has the files again."""
+        if doubt != self._told_doubt:
+            self._told_doubt = doubt
+            log.error(
+                "the hub, which is suspicious, has not got a file that is still shown, and its blocks are not cached: such reads get "
+                "ESTALE until it has",
+                path=handle.path,
+                offset_bytes=offset_bytes,
+                seen=doubt,
             )

@@ -56,3 +56,16 @@ def render(facts: Mapping[str, Any]) -> str:
               if entry["source"] != "default"]  # fmt: skip
     lines.append(f"  settings   {', '.join(chosen) if chosen else 'all default'}")
     return "\n".join(lines)
+
+
+def render_loss(loss: Mapping[str, Any]) -> str:
+    """What accepting a loss would take away, as the spoke's command ``loss`` tells it."""
+    more = loss["files"] - len(loss["examples"])
+    lines = [
+        str(loss["suspicious"]),
+        f"  lost would be {loss['files']} files of {format_size(loss['file_bytes'])}, of which {format_size(loss['cached_bytes'])} "
+        f"are cached here, and {loss['others']} directories and links",
+        *(f"    {path}" for path in loss["examples"]),
+        *([f"    and {more} more"] if more else []),
+    ]
+    return "\n".join(lines)
