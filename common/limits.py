@@ -443,6 +443,9 @@ TCP_KEEPALIVE_PROBES = 4
 TCP_DEAD_AFTER_MS = 30_000
 """Data unacknowledged, or a window shut, for this long. The kernel drops the connection."""
 
+HOLDERS_TIMEOUT_S = 5.0
+"""How long ``umount`` looks for processes that use the mount. Then it says that it cannot tell."""
+
 STOP_ANSWER_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 10.0
 """How long ``umount`` waits for the spoke to answer, and then to end. Then it takes the mount away itself."""

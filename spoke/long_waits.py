@@ -55,7 +55,8 @@ class LongWaits:
 
     def longest_s(self) -> float:
         """Age of the oldest wait that is long; 0 when there is none."""
-        return self._clock() - min((wait.started_s for wait in self._long), default=self._clock())
+        now_s = self._clock()
+        return now_s - min((wait.started_s for wait in self._long), default=now_s)
 
     def begin(self, path: bytes, offset_bytes: int | None) -> Wait:
         """``offset_bytes`` None: an open."""

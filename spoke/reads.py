@@ -199,9 +199,11 @@ class Reads:
         When its readahead fails the kernel asks at once for the first page alone, and the reader still waits: without
         this it would wait twice. Once for each failure, so that a reader who tries again by himself has all the time.
         """
-        for at_s, failed in handle.gave_up:
+        for given_up in handle.gave_up:
+            at_s, failed = given_up
             if now_s - at_s < limits.READ_ASKED_AGAIN_S and subtract([blocks], failed) != [blocks]:
-                handle.gave_up = ()
+                # Only this one: other readers of the same open file are asked for again just now, too.
+                handle.gave_up = tuple(other for other in handle.gave_up if other is not given_up)
                 return min(limits.READ_ASKED_AGAIN_TIMEOUT_S, self._read_timeout_s)
         return self._read_timeout_s
 

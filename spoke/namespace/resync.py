@@ -112,7 +112,7 @@ class StagedSnapshot:
 
     def gone(self) -> Iterator[Node]:
         """All nodes that would go, after :meth:`sweep`: those of removed directories too."""
-        stack = list(reversed(self._gone))
+        stack = list(self._gone)  # found from the tree's end to its beginning
         while stack:
             node = stack.pop()
             yield node
