@@ -105,7 +105,9 @@ class LongWaits:
     def _begin_incident(self) -> bool:
         """True for the first of one. An incident whose failures nobody followed up is over after a while."""
         now_s = self._clock()
-        is_over = self._failed_s is not None and now_s - self._failed_s > limits.WAIT_INCIDENT_QUIET_S and not self._long
+        is_over = (
+            self._failed_s is not None and now_s - self._failed_s > limits.WAIT_INCIDENT_QUIET_S and not self._long
+        )
         if self._began_s is not None and not is_over:
             return False
         self._began_s, self._failed_s = now_s, None

@@ -28,7 +28,11 @@ def render(facts: Mapping[str, Any]) -> str:
         f"{format_size(cache['evicted_bytes'])} evicted, {cache['corrupt_blocks']} corrupt blocks",
         f"  reads      {total_reads} ({hit_rate} without waiting), {reads['stall_s']:.1f} s waited for the hub, "
         f"{reads['waiting']} waiting now"
-        + (f", {reads['waiting_long']} of them for up to {reads['longest_wait_s']:.0f} s" if reads["waiting_long"] else ""),
+        + (
+            f", {reads['waiting_long']} of them for up to {reads['longest_wait_s']:.0f} s"
+            if reads["waiting_long"]
+            else ""
+        ),
         f"  data path  {'passthrough' if path['passthrough'] else 'plain: ' + path['reason']}, "
         f"{path['passthrough_opens']} of {reads['opens']} opens by the kernel itself",
         f"  prefetch   {format_size(prefetch['asked_bytes'])} asked, {format_size(prefetch['used_bytes'])} used, "

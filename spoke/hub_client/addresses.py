@@ -54,7 +54,9 @@ class Addresses:
     async def find(self) -> Address:
         """Where to dial now: the first address of the name, the next one after each that failed. Raises HubUnreachable when none is known."""
         lookup = self._under_way or self._start()
-        if not (self._known and self._failure):  # else: known to fail, so not waited for; it tells when it does not any more
+        if not (
+            self._known and self._failure
+        ):  # else: known to fail, so not waited for; it tells when it does not any more
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.NAME_TIMEOUT_S):
                     await asyncio.shield(lookup)
@@ -101,5 +103,7 @@ class Addresses:
 
     def _failed(self, failure: str) -> None:
         if self._known and not self._failure:
-            log.warning("name service fails; the hub is dialled where its name led last", name=self._host, error=failure)
+            log.warning(
+                "name service fails; the hub is dialled where its name led last", name=self._host, error=failure
+            )
         self._failure = failure

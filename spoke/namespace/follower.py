@@ -189,7 +189,10 @@ class Follower:
         try:
             await asyncio.to_thread(keep, self._journal.directory, suspicion)
         except OSError as error:
-            log.error("that the hub is suspicious, or no more, cannot be kept on disk; a restart judges anew", error=str(error))
+            log.error(
+                "that the hub is suspicious, or no more, cannot be kept on disk; a restart judges anew",
+                error=str(error),
+            )
 
     def _hold_collector(self, hold: bool) -> None:
         """A million new objects would make the garbage collector walk all of them again and again, to find nothing."""

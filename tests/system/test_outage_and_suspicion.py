@@ -55,7 +55,9 @@ def test_a_spoke_that_never_reached_its_hub_shows_what_it_has_and_nothing_else(p
     assert not os.path.ismount(pair.work_dir / "new")
 
 
-def test_a_suspicious_hub_stays_so_over_a_restart_until_it_shows_the_names_or_is_believed(pair: Pair, tmp_path: Path) -> None:
+def test_a_suspicious_hub_stays_so_over_a_restart_until_it_shows_the_names_or_is_believed(
+    pair: Pair, tmp_path: Path
+) -> None:
     for number in range(150):
         (pair.data / f"{number:03}").write_bytes(b"%03d" % number * 1000)
     aside = tmp_path / "aside"

@@ -9,7 +9,11 @@ from common import limits
 from common.errors import DeadlineExceeded
 from spoke.long_waits import LongWaits, Wait
 
-BEGINS, FAILS, GOES_ON = "reads wait for the hub", "a read failed; others that fail like this are counted", "reads go on"
+BEGINS, FAILS, GOES_ON = (
+    "reads wait for the hub",
+    "a read failed; others that fail like this are counted",
+    "reads go on",
+)
 
 
 class Clock:
@@ -50,7 +54,12 @@ def test_a_thousand_readers_are_one_line_and_one_when_they_go_on(clock: Clock) -
     assert [line["event"] for line in lines] == [BEGINS, GOES_ON]
     assert lines[0]["path"] == b"f0"
     assert lines[0]["hub"] == "no link for 5 s"
-    assert (lines[1]["waited_long"], lines[1]["failed"], lines[1]["longest_s"], lines[1]["lasted_s"]) == (1000, 0, 7.0, 2.0)
+    assert (lines[1]["waited_long"], lines[1]["failed"], lines[1]["longest_s"], lines[1]["lasted_s"]) == (
+        1000,
+        0,
+        7.0,
+        2.0,
+    )
     assert (waits.long_count, waits.longest_s()) == (0, 0.0)
 
 

@@ -237,7 +237,9 @@ async def test_an_unforeseen_answer_reaches_the_reader_as_an_error(make_read_pat
         await path.read(path.open(b"f"), 0, 4096)
 
 
-async def test_readers_of_one_open_file_whom_the_kernel_asks_for_again_wait_one_read_timeout_each(make_read_path) -> None:
+async def test_readers_of_one_open_file_whom_the_kernel_asks_for_again_wait_one_read_timeout_each(
+    make_read_path,
+) -> None:
     path = await make_read_path({b"f": noise(4 * MIB)}, read_timeout_s=2.0)
     path.source.gate = asyncio.Event()
     handle = path.open(b"f")

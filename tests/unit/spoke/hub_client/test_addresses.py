@@ -54,7 +54,9 @@ async def test_numbers_and_names_of_this_host() -> None:
     assert look_up("::1", 5)[0].family == socket.AF_INET6
 
 
-async def test_a_name_service_that_hangs_is_asked_by_one_thread_and_waited_for_a_bounded_time(service: NameService) -> None:
+async def test_a_name_service_that_hangs_is_asked_by_one_thread_and_waited_for_a_bounded_time(
+    service: NameService,
+) -> None:
     service.hang(True)
     found = addresses(service)
     tried = await asyncio.gather(*(found.find() for _ in range(13)), return_exceptions=True)
