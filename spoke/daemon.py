@@ -39,14 +39,15 @@ from spoke.fuse.operations import Operations
 from spoke.fuse.virtual import VirtualFile
 from spoke.hub_client.checks import Position
 from spoke.hub_client.client import HubClient, make_hello
-from spoke.metrics import METRICS, Counts
 from spoke.long_waits import LongWaits
+from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
 from spoke.namespace.journal import Journal
 from spoke.namespace.pin import Pin, is_at, remember
 from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
-from spoke.namespace.suspicion import Losses, Suspicion, kept
+from spoke.namespace.suspicion import Losses, Suspicion
+from spoke.namespace.suspicion_record import kept
 from spoke.namespace.tree import Invalidation
 from spoke.orders.shelf import OrderShelf
 from spoke.pins import Pins

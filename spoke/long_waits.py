@@ -97,8 +97,8 @@ class LongWaits:
         self._longest_s = max(self._longest_s, now_s - wait.started_s)
         if not self._long and (well or self._failed_s is None):
             log.warning(
-                "reads go on" if well else "nobody waits for the hub any more", lasted_s=round(now_s - self._began_s, 1), waited_long=self._waits, failed=self._timeouts,
-                longest_s=round(self._longest_s, 1),
+                "reads go on" if well else "nobody waits for the hub any more", lasted_s=round(now_s - self._began_s, 1),
+                waited_long=self._waits, failed=self._timeouts, longest_s=round(self._longest_s, 1),
             )  # fmt: skip
             self._began_s = None
 

@@ -36,7 +36,11 @@ Lookup = Callable[[str, int], list[Address]]
 def look_up(host: str, port: int) -> list[Address]:
     """Ask the system's name service (getaddrinfo(3)). Numbers are answered at once. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [Address(family, sockaddr) for family, _, _, _, sockaddr in found]
+    return [
+        Address(family, (str(to[0]), *to[1:]))
+        for family, _, _, _, to in found
+        if family in (socket.AF_INET, socket.AF_INET6)
+    ]
 
 
 class Addresses:
@@ -52,7 +56,10 @@ class Addresses:
         """Why the last lookup brought nothing, or brings nothing; told once."""
 
     async def find(self) -> Address:
-        """Where to dial now: the first address of the name, the next one after each that failed. Raises HubUnreachable when none is known."""
+        """Where to dial now: the name's first address, the next one after each that failed.
+
+        Raises HubUnreachable when none is known.
+        """
         lookup = self._under_way or self._start()
         if not (
             self._known and self._failure

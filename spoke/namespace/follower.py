@@ -19,7 +19,7 @@ from common.runtime import cancel_and_wait
 from common.wire.messages import PIN, Subscribe, Welcome
 from spoke.namespace.journal import Journal
 from spoke.namespace.replica import FeedMessage, Outcome, Replica
-from spoke.namespace.suspicion import keep
+from spoke.namespace.suspicion_record import keep
 from spoke.namespace.tree import Invalidation
 
 log = get_logger(__name__)

@@ -116,7 +116,7 @@ class StagedSnapshot:
         while stack:
             node = stack.pop()
             yield node
-            stack.extend(reversed(node.children.values()))
+            stack.extend(reversed(list(node.children.values())))
 
     def came_versions(self) -> set[bytes]:
         """Of files that the snapshot has under names that are new or changed."""

@@ -1,4 +1,4 @@
-"""Whether news from the hub looks like the loss of a dataset: pure counting, but for the record that outlives a restart.
+"""Whether news from the hub looks like the loss of a dataset: pure counting, no I/O and no clock.
 
 A hub whose disk went away sees an empty directory and says so in good faith. An entry counts as lost when its name
 goes and nothing takes its place: a file whose version lives on under another name was renamed, and a directory or
@@ -7,11 +7,8 @@ symlink that went is set off against one that came.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from common import limits
 from common.entries import Change, Entry, Kind
@@ -35,37 +32,6 @@ class Suspicion:
 
     def __str__(self) -> str:
         return f"the hub announces the loss of {self.lost_entries} of {self.entries} names (revision {self.revision})"
-
-
-RECORD_NAME = "suspicious.json"
-_KEPT = ("entries", "lost_entries", "revision", "lost_before")
-
-
-def keep(directory: Path, suspicion: Suspicion | None) -> None:
-    """Note beside the names that the hub is suspicious, or that it is not any more: a restart must not forget it. Raises OSError."""
-    path = directory / RECORD_NAME
-    if suspicion is None:
-        path.unlink(missing_ok=True)
-        return
-    record = {**{name: getattr(suspicion, name) for name in _KEPT}, "catalog_id": suspicion.catalog_id.hex()}
-    beside = path.with_suffix(".new")
-    with beside.open("w") as file:
-        file.write(json.dumps(record) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.rename(path)
-
-
-def kept(directory: Path, now_s: float) -> Suspicion | None:
-    """What was noted. A record that cannot be read still says that there was a suspicion, if not of what."""
-    try:
-        record = json.loads((directory / RECORD_NAME).read_text())
-        numbers = {name: int(record[name]) for name in _KEPT}
-        return Suspicion(catalog_id=bytes.fromhex(record["catalog_id"]), since_s=now_s, **numbers)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError):
-        return Suspicion(0, 0, 0, b"", now_s)
 
 
 def is_suspicious(entries: int, lost_entries: int) -> bool:

@@ -9,7 +9,8 @@ from names_support import CATALOG, Model, batch, contents, directory, file, fill
 
 from common.wire.messages import Heartbeat
 from spoke.namespace.replica import Feed, FeedMessage, Replica
-from spoke.namespace.suspicion import Losses, Suspicion, keep, kept
+from spoke.namespace.suspicion import Losses, Suspicion
+from spoke.namespace.suspicion_record import keep, kept
 from spoke.namespace.tree import Tree
 
 BIG: Model = {b"data": directory()} | {b"data/%03d" % number: file(number, size_bytes=100) for number in range(200)}
