@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ from common.serving.access import Access, Grant
 from common.serving.server import Server
 from common.tls import Certificates, TlsFiles
 from common.wire.messages import Data, Error, Message, Priority, Read, Subscribe
+from spoke.hub_client.addresses import Address
 from spoke.hub_client.client import make_hello
 from spoke.hub_client.credentials import Credentials
 from spoke.hub_client.links import Link
@@ -61,14 +63,14 @@ async def links() -> AsyncIterator[list[Link]]:
 @pytest.fixture
 def dial(links: list[Link]) -> Any:
     async def dialled(
-        server: Server, files: TlsFiles | None, *, identity: str = "spoke-a", name: str = "", host: str = "127.0.0.1"
+        server: Server, files: TlsFiles | None, *, identity: str = "spoke-a", name: str = ""
     ) -> tuple[Link, Owner]:
         owner = Owner()
         certificates = Certificates(files, time.time) if files is not None else None
         hello = make_hello("memory", identity, random.randbytes(16), compression=False)
         link = Link("control", hello, owner, time.monotonic, Credentials(certificates, None, name))
         links.append(link)
-        await link.open(host, server.port)
+        await link.open(Address(socket.AF_INET, ("127.0.0.1", server.port)))
         return link, owner
 
     return dialled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from common.token import TokenFile
 from common.wire.messages import TOKEN, Challenge, Message, Proof
 from common.wire.moves import Role
 from common.wire.proof import is_proof, proof
+from spoke.hub_client.addresses import Address
 from spoke.hub_client.client import make_hello
 from spoke.hub_client.credentials import Credentials
 from spoke.hub_client.links import Link
@@ -42,7 +44,7 @@ async def dial(server: Server, token: TokenFile | None) -> Link:
     hello = make_hello("memory", "spoke-a", random.randbytes(16))
     link = Link("control", hello, Owner(), time.monotonic, Credentials(None, token))
     try:
-        await link.open("127.0.0.1", server.port)
+        await link.open(Address(socket.AF_INET, ("127.0.0.1", server.port)))
     finally:
         asyncio.get_running_loop().call_later(0.1, link.close, HeadraceError("the test is over"))
     return link
