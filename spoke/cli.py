@@ -11,7 +11,7 @@ import typer
 
 from common import __version__
 from common.terminal import EXIT_FAILED, exit_codes, warn
-from spoke import plan_cli, warm_cli
+from spoke import explain_cli, plan_cli, warm_cli
 from spoke.asking import ask as _ask
 from spoke.places import runtime_dir
 
@@ -170,6 +170,7 @@ def status(
     typer.echo(render(facts))
 
 
+app.command()(explain_cli.explain)
 app.command()(warm_cli.warm)
 app.command()(warm_cli.pin)
 app.command()(warm_cli.unpin)

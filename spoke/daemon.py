@@ -20,6 +20,7 @@ from urllib.parse import quote
 from prometheus_client import CollectorRegistry
 
 from common import __version__, limits, runtime
+from common.blocks import BlockRange
 from common.config import Loaded
 from common.entries import Entry
 from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, UsageError
@@ -39,6 +40,7 @@ from spoke.fuse.operations import Operations
 from spoke.fuse.virtual import VirtualFile
 from spoke.hub_client.checks import Position
 from spoke.hub_client.client import HubClient, make_hello
+from spoke.insight.watch import Insight
 from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
 from spoke.namespace.journal import Journal
@@ -68,6 +70,8 @@ class NoHubYet(UsageError):
 
 class Spoke:
     """Use :func:`run_spoke`, or ``await Spoke.start(…)``, ``await spoke.wait(stop)``, ``await spoke.close()``."""
+
+    insight: Insight
 
     def __init__(self, mountpoint: str, loaded: Loaded[SpokeSettings], store: Store, journal: Journal) -> None:
         """Builds; nothing runs yet."""
@@ -111,17 +115,25 @@ class Spoke:
         )
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock, settings.read_ahead_kib)
-        self.plans = Plans(self.tree, self.ahead if self.planner is not None else None, clock)
+        self.plans = Plans(
+            self.tree,
+            self.ahead if self.planner is not None else None,
+            clock,
+            lambda message, task_id: self.insight.marks(message, task_id),  # noqa: PLW0108 it comes later
+        )
         self.order_shelf = OrderShelf(
             (settings.cache_dir / "orders").absolute(), self.ahead if settings.prefetch else None
         )
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
         self.ahead.attach(self.fetcher, self.client)
         self.ahead.foresee = store.foresee
-        store.on_gone = self.ahead.evicted
+        self.insight = Insight(self, self.fetcher.history, clock)
+        store.on_gone = self._blocks_gone
         self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
         observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
-        self.reads = Reads(store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout)
+        self.reads = Reads(
+            store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout, waits=self.insight
+        )
         self.pins = Pins(
             settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
         )
@@ -145,6 +157,7 @@ class Spoke:
             {
                 "status": self._answer_status,
                 "stop": self._answer_stop,
+                "explain": self._answer_explain,
                 "warm": self._answer_warm,
                 "pin": self._answer_pin,
                 "unpin": self._answer_unpin,
@@ -158,6 +171,7 @@ class Spoke:
         )
         self._stop = asyncio.Event()
         self._housekeeping: asyncio.Task[None] | None = None
+        self._sampling: asyncio.Task[None] | None = None
 
     # --- life --------------------------------------------------------------------------------------------
 
@@ -206,6 +220,7 @@ class Spoke:
         await self.control.start()
         await self.pages.start(*parse_address(settings.metrics))
         self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
+        self._sampling = asyncio.create_task(self._take_samples(), name="samples")
 
     async def _get_names(self) -> None:
         """Names from the hub if it answers; those on disk if it does not and there are some."""
@@ -247,6 +262,7 @@ class Spoke:
             confirm=self._confirm if settings.consistency == "strict" else None,
             virtual_files={
                 b"status": VirtualFile(lambda: _shown(self.status())),
+                b"explain": VirtualFile(lambda: _shown(self.insight.recent())),
                 b"plan": VirtualFile(lambda: _shown(self.plans.facts()), self.plans.ioctl),
             },
         )
@@ -263,7 +279,11 @@ class Spoke:
             asyncio.create_task(self._stop.wait(), name="stop command"),
             asyncio.create_task(self.device.wait_ended(), name="mount ended"),
         ]
-        workers = [task for task in (self._housekeeping, self.follower.task, *self.fetcher.tasks) if task is not None]
+        workers = [
+            task
+            for task in (self._housekeeping, self._sampling, self.follower.task, *self.fetcher.tasks)
+            if task is not None
+        ]
         try:
             done, _ = await asyncio.wait([*ends, *workers], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -275,7 +295,7 @@ class Spoke:
 
     async def close(self) -> None:
         """Unmount first, so that no reader hangs on a spoke that is half gone; then the rest, in reverse order."""
-        await cancel_and_wait(self._housekeeping)
+        await cancel_and_wait(self._housekeeping, self._sampling)
         if self.device is not None:
             await self.device.close()
         await self.pages.close()
@@ -286,8 +306,14 @@ class Spoke:
         await self.journal.close()
         await self.store.close()
         await self.control.close()
+        self.insight.close()
         if self.recorder is not None:
             self.recorder.close()
+
+    async def _take_samples(self) -> None:
+        while True:
+            self.insight.tick()
+            await asyncio.sleep(limits.SAMPLE_INTERVAL_S)
 
     async def _keep_house(self) -> None:
         """What is done now and then: tell the hub how we fare, and the cache which versions nobody names any more."""
@@ -325,6 +351,10 @@ class Spoke:
     def _next_file(self, path: bytes) -> FileFacts | None:
         node = self.siblings.after(path)
         return FileFacts(node.path(), node.entry.version, node.entry.size_bytes) if node is not None else None
+
+    def _blocks_gone(self, version: bytes, blocks: BlockRange) -> None:
+        self.insight.gone(version, blocks)
+        self.ahead.evicted(version, blocks)
 
     def _names_changed(self, invalidations: Sequence[Invalidation]) -> None:
         for invalidation in invalidations:
@@ -443,6 +473,7 @@ class Spoke:
                 "wasted_bytes": self.scorecard.wasted_bytes,
                 "outstanding_bytes": self.fetcher.prefetch_outstanding_bytes,
             },
+            **self.insight.facts(),
             "pins": self.pins.facts(),
             "warm": self.warming.facts(),
             "plans": self.plans.facts(),
@@ -469,6 +500,10 @@ class Spoke:
     async def _answer_stop(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         self._stop.set()
         yield {"stopping": True}
+
+    async def _answer_explain(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        path = request.get("path")
+        yield self.insight.recent() if path is None else await self.insight.explain(str(path))
 
     async def _answer_warm(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         async with contextlib.aclosing(self.warming.answer(request)) as progress:

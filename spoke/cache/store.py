@@ -53,6 +53,7 @@ __all__ = ["BlocksMissing", "CacheState", "Store", "Usage"]
 
 CacheState = Literal["absent", "partial", "whole", "verified"]
 _SCRATCH_BYTES = EXTENT_BYTES  # the largest READ the kernel sends
+_MAP_LOOKS = 16  # at one part of a map: 24 files of 48 parts are some 20 ms
 _BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 _EXTENT_SHIFT = (BLOCK_BYTES * EXTENT_BLOCKS).bit_length() - 1
 
@@ -191,6 +192,12 @@ class Store:
         file = self._find(version, size_bytes) if size_bytes else None
         return 0 if file is None else min(size_bytes, loaded(file).present_count * BLOCK_BYTES)
 
+    @property
+    def making_room(self) -> tuple[bytes, bool] | None:
+        """Within ``on_gone``: for which version blocks are evicted (empty: to keep the disk's limit), and whether no name has theirs any
+        more; None when they go for another reason."""
+        return self._reclaim.making_room
+
     def foresee(self, next_use: NextUse | None) -> None:
         """Evict by what ``next_use`` tells of the future, while it is not None."""
         self._policy.next_use = next_use
@@ -211,6 +218,21 @@ class Store:
 
     def _find(self, version: bytes, size_bytes: int) -> CachedFile | None:
         return None if self._closed else self._shelf.find(version, size_bytes)
+
+    def map_of(self, version: bytes, size_bytes: int, cells: int) -> list[float]:
+        """For each of ``cells`` equal parts of a file how much of it is cached, 0 to 1; of a large part a sample is looked at."""
+        file = self._find(version, size_bytes) if size_bytes else None
+        if file is None:
+            return [0.0] * cells
+        blocks = loaded(file)
+        shares = []
+        for cell in range(cells):
+            first, end = (cell * blocks.block_count // cells, (cell + 1) * blocks.block_count // cells)
+            end = max(end, first + 1)
+            step = max(1, (end - first) // _MAP_LOOKS)
+            looks = range(first, end, step)
+            shares.append(1 - sum(bool(blocks.missing(BlockRange(at, 1))) for at in looks) / len(looks))
+        return shares
 
     # --- reading -----------------------------------------------------------------------------------------
 
