@@ -12,11 +12,13 @@ from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at
 from spoke.places import runtime_dir
 
 
-def ask(mountpoint: Path, command: str, request: Mapping[str, Any] | None = None) -> Any:
+def ask(mountpoint: Path, command: str, request: Mapping[str, Any] | None = None, *, timeout_s: float = 5.0) -> Any:
     """The result of one command. Raises what the spoke answered, or NotMounted with the reason."""
     path = locate(mountpoint)
     with explained(path):
-        return control.ask_once(control.socket_path(runtime_dir(), path), {"command": command, **(request or {})})
+        return control.ask_once(
+            control.socket_path(runtime_dir(), path), {"command": command, **(request or {})}, timeout_s=timeout_s
+        )
 
 
 @contextmanager

@@ -11,8 +11,9 @@ import typer
 
 from common import __version__
 from common.terminal import EXIT_FAILED, exit_codes, warn
-from spoke import explain_cli, plan_cli, warm_cli
+from spoke import cache_cli, explain_cli, look_cli, plan_cli, warm_cli
 from spoke.asking import ask as _ask
+from spoke.completion import complete_mountpoint
 from spoke.places import runtime_dir
 
 app = typer.Typer(
@@ -20,7 +21,11 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(plan_cli.app, name="plan")
-Mountpoint = Annotated[Path, typer.Argument(help="Where the dataset is mounted.", show_default=False)]
+app.add_typer(cache_cli.app, name="cache")
+Mountpoint = Annotated[
+    Path,
+    typer.Argument(help="Where the dataset is mounted.", show_default=False, autocompletion=complete_mountpoint),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -160,7 +165,16 @@ def umount(
 def status(
     mountpoint: Mountpoint, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """What a running spoke sees: hub, names, cache, reads, prefetch, settings."""
+    """What a running spoke sees: phase, hub, names, cache, reads, who waited for what, training steps, prefetch, settings.
+
+    --json prints the same as the file .headrace/status in the mount and /status on the metrics port; its schema is
+    spoke/status.schema.json. Sizes are bytes, times seconds. Exit code 2 when no spoke serves the mountpoint.
+
+    \b
+    Examples:
+      headrace-spoke status /mnt/c4
+      headrace-spoke status /mnt/c4 --json | jq .stalls.said
+    """
     facts = _ask(mountpoint, "status")
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
@@ -170,7 +184,9 @@ def status(
     typer.echo(render(facts))
 
 
+app.command()(look_cli.top)
 app.command()(explain_cli.explain)
+app.command()(look_cli.bugreport)
 app.command()(warm_cli.warm)
 app.command()(warm_cli.pin)
 app.command()(warm_cli.unpin)

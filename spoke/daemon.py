@@ -32,6 +32,7 @@ from common.units import format_address, parse_address
 from spoke import control
 from spoke.ahead import Ahead
 from spoke.cache.store import Store
+from spoke.cache_files import CacheFiles
 from spoke.config import SpokeSettings
 from spoke.fetcher import Fetcher
 from spoke.fuse.attributes import Ownership
@@ -147,6 +148,7 @@ class Spoke:
             order=self.ahead.order,
             link_rate=lambda: self.client.rate_bytes_per_s,
         )
+        self.cache_files = CacheFiles(self.tree, store, self.fetcher.recent)
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
         registry = CollectorRegistry()
@@ -158,6 +160,9 @@ class Spoke:
                 "status": self._answer_status,
                 "stop": self._answer_stop,
                 "explain": self._answer_explain,
+                "cache-list": self._answer_cache_list,
+                "cache-sizes": self._answer_cache_sizes,
+                "cache-evict": self._answer_cache_evict,
                 "warm": self._answer_warm,
                 "pin": self._answer_pin,
                 "unpin": self._answer_unpin,
@@ -504,6 +509,20 @@ class Spoke:
     async def _answer_explain(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         path = request.get("path")
         yield self.insight.recent() if path is None else await self.insight.explain(str(path))
+
+    async def _answer_cache_list(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield await self.cache_files.list(
+            [bytes.fromhex(path) for path in request.get("paths", [""])],
+            sort=str(request.get("sort", "path")),
+            most=int(request.get("most", limits.CACHE_LIST_MAX)),
+            everything=bool(request.get("everything")),
+        )
+
+    async def _answer_cache_sizes(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield await self.cache_files.sizes(bytes.fromhex(str(request.get("path", ""))))
+
+    async def _answer_cache_evict(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield await self.cache_files.evict([bytes.fromhex(path) for path in request.get("paths", [])])
 
     async def _answer_warm(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         async with contextlib.aclosing(self.warming.answer(request)) as progress:

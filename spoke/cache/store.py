@@ -49,7 +49,7 @@ from spoke.cache.writer import BlockWriter
 
 log = get_logger(__name__)
 
-__all__ = ["BlocksMissing", "CacheState", "Store", "Usage"]
+__all__ = ["BlocksMissing", "CacheState", "Held", "Store", "Usage"]
 
 CacheState = Literal["absent", "partial", "whole", "verified"]
 _SCRATCH_BYTES = EXTENT_BYTES  # the largest READ the kernel sends
@@ -72,6 +72,19 @@ class Usage:
     read_errors_total: int
     write_errors_total: int
     bypass: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is on disk of one version. ``state``: partial, whole, verified, or unchecked: not looked at since the start.
+
+    ``pinned``: also when the kernel reads it by itself now.
+    """
+
+    cached_bytes: int
+    disk_bytes: int
+    state: str
+    pinned: bool
 
 
 class Store:
@@ -218,6 +231,23 @@ class Store:
 
     def _find(self, version: bytes, size_bytes: int) -> CachedFile | None:
         return None if self._closed else self._shelf.find(version, size_bytes)
+
+    def held(self, version: bytes) -> Held | None:
+        """What is on disk of a version, without a look at the disk; of one not asked for since the start ``cached_bytes`` is a guess."""
+        file = self._shelf.files.get(version)
+        if file is None:
+            return None
+        pinned = version in self._shelf.pins
+        blocks = file.blocks
+        if blocks is None:
+            return Held(min(file.size_bytes, file.charged_bytes), file.charged_bytes, "unchecked", pinned)
+        cached_bytes = min(file.size_bytes, blocks.present_count * BLOCK_BYTES)
+        state = "partial" if not blocks.is_whole else "verified" if blocks.is_verified else "whole"
+        return Held(cached_bytes, file.charged_bytes, state, pinned)
+
+    def versions(self) -> list[bytes]:
+        """All of which something is on disk."""
+        return list(self._shelf.files)
 
     def map_of(self, version: bytes, size_bytes: int, cells: int) -> list[float]:
         """For each of ``cells`` equal parts of a file how much of it is cached, 0 to 1; of a large part a sample is looked at."""
