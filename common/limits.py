@@ -683,6 +683,11 @@ SAMPLES_KEPT = 720
 SERIES_POINTS = 240
 """Between two samples; an hour of them (some 0.5 MB); and points of a curve on the page."""
 
+FLEET_SPOKES_MAX = 256
+FLEET_POINTS = 60
+FLEET_ALERTS_MAX = 100
+"""Spokes on the hub's page with 5 minutes of each one's rate (some 3 KB), and alerts. The rest is counted; status has all."""
+
 CACHE_MAP_FILES = 24
 CACHE_MAP_CELLS = 48
 """Files of the page's map of the cache, those opened last, and cells of each."""

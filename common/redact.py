@@ -8,7 +8,9 @@ from typing import Any
 
 LEFT_OUT = "(left out)"
 
-_SECRET_NAME = re.compile(r"token|secret|passw|passphrase|credential|private|bearer|cookie|api.?key|auth(?!or)|(^|[-_.])key([-_.]|$)", re.I)  # fmt: skip
+_SECRET_NAME = re.compile(
+    r"token|secret|passw|passphrase|credential|private|bearer|cookie|api.?key|auth(?!or)|(^|[-_.])key([-_.]|$)", re.I
+)
 _PEM = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?(-----END \1-----|\Z)", re.S)
 _IN_TEXT = (
     re.compile(r"(?i)(\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"),

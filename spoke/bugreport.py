@@ -128,7 +128,9 @@ def host_facts(path: str, pid: int | None, settings: Mapping[str, Any], environ:
     }  # fmt: skip
     mounts = mountpoints.parse_mountinfo(_bytes("/proc/self/mountinfo"))
     cache_dir = (settings.get("cache_dir") or {}).get("value")
-    facts["mounts"] = [entry._asdict() for entry in mounts if entry.is_ours or (cache_dir and _holds(entry.path, str(cache_dir)))]  # fmt: skip
+    facts["mounts"] = [
+        entry._asdict() for entry in mounts if entry.is_ours or (cache_dir and _holds(entry.path, str(cache_dir)))
+    ]
     here = [entry.minor for entry in mounts if entry.path == path and entry.is_ours]
     facts["fuse"] = {
         name: _text(f"/sys/fs/fuse/connections/{here[-1]}/{name}").strip()
@@ -173,7 +175,9 @@ def _log(path: str, pid: int | None) -> str:
     if journalctl is None or pid is None:
         return f"no log at {file}, and no journal to ask\n"
     command = [journalctl, f"_PID={pid}", "-n", str(_JOURNAL_LINES), "--no-pager", "-o", "short-iso"]
-    answer = _attempt(lambda: subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_TIMEOUT_S, check=False).stdout)  # fmt: skip
+    answer = _attempt(
+        lambda: subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_TIMEOUT_S, check=False).stdout
+    )
     return str(answer)[-limits.BUG_REPORT_LOG_BYTES :]
 
 

@@ -51,6 +51,7 @@ from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Invalidation
 from spoke.orders.shelf import OrderShelf
+from spoke.page import spoke_page
 from spoke.pins import Pins
 from spoke.places import runtime_dir
 from spoke.plans import Plans
@@ -153,7 +154,7 @@ class Spoke:
         self.operations: Operations[Handle] | None = None
         registry = CollectorRegistry()
         registry.register(TableCollector(METRICS, self))
-        self.pages = HttpPages(registry, self.health, self.status)
+        self.pages = HttpPages(registry, self.health, self.status, spoke_page(self.status, self.insight.page))
         self.control = control.ControlServer(
             control.socket_path(runtime_dir(), mountpoint),
             {
@@ -341,6 +342,7 @@ class Spoke:
                     "cache_capacity_bytes": float(usage.capacity_bytes),
                     "rtt_seconds": self.client.rtt_s or 0.0,
                     "revision": float(self.tree.revision),
+                    **self.insight.stats(),
                 }
             )
             self.plans.tend()
@@ -488,6 +490,7 @@ class Spoke:
                 "reason": passthrough.reason if passthrough is not None else "not mounted",
                 "passthrough_opens": counts.passthrough_opens,
                 "open_files": self.reads.open_handles,
+                "open_kernel_files": self.reads.lent_handles,
                 "read_ahead": self.ahead.read_ahead.facts(),
             },
             "notes": notes,

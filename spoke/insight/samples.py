@@ -10,7 +10,7 @@ from common import limits
 
 Phase = Literal["idle", "cold", "converging", "steady"]
 
-_PHASE_SPAN_S = 60.0
+_PHASE_SPAN_S = 30.0
 _STEADY_HITS, _STEADY_LOCAL = 0.99, 0.9
 _COLD_HITS, _COLD_LOCAL = 0.9, 0.5
 
@@ -67,7 +67,7 @@ class Samples:
         return found
 
     def phase(self, now: Sample) -> tuple[Phase, str]:
-        """Of the last minute up to ``now``, and why in words."""
+        """Of the last half minute up to ``now``, and why in words."""
         before = self.back(_PHASE_SPAN_S)
         if before is None:
             return "idle", "just started"
@@ -75,7 +75,7 @@ class Samples:
         if not reads:
             if now.kernel_files:
                 return "steady", f"the kernel reads {now.kernel_files} open files by itself, from whole cached files"
-            return "idle", "no reads in the last minute"
+            return "idle", "no reads in the last half minute"
         hits = (now.hit - before.hit) / reads
         read_bytes = now.cache_bytes + now.wan_bytes - before.cache_bytes - before.wan_bytes
         far_bytes = min(now.fetched_bytes - before.fetched_bytes, read_bytes)

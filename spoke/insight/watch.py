@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
-from common import limits
+from common import __version__, limits
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
 from common.errors import UsageError
 from common.units import parse_size
@@ -56,6 +56,7 @@ class Watched(Protocol):
     def tree(self) -> Tree: ...
     @property
     def scorecard(self) -> Scorecard: ...
+    def staleness_s(self) -> float: ...
 
 
 class Insight:
@@ -198,6 +199,22 @@ class Insight:
             "stalls": {**stalls, "said": list(said(stalls["recent"]))[:5]},
             "training": self.training.facts(now.at_s),
         }
+
+    def stats(self) -> dict[str, float]:
+        """For the hub's view of its fleet, beside the counts; numbers alone travel, so the version goes in three of them."""
+        last = self.samples.last
+        parts = [float(part) for part in __version__.split(".") if part.isdigit()]
+        stats = {f"version_{name}": part for name, part in zip(("major", "minor", "patch"), parts, strict=False)}
+        if last is not None:
+            stats.update(
+                lost_seconds=last.lost_s,
+                waiting=float(last.waiting),
+                read_bytes=float(last.cache_bytes + last.wan_bytes),
+            )
+        staleness_s = self._spoke.staleness_s()
+        if staleness_s != float("inf"):
+            stats["staleness_seconds"] = staleness_s
+        return stats
 
     def page(self) -> Mapping[str, Any]:
         """What the page draws beside ``status``: curves of the last hour, the map of the cache."""
