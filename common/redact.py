@@ -9,17 +9,17 @@ from typing import Any
 LEFT_OUT = "(left out)"
 
 _SECRET_NAME = re.compile(
-    r"token|secret|passw|passphrase|credential|private|bearer|cookie|api.?key|auth(?!or)|(^|[-_.])key([-_.]|$)", re.I
+    r"token|secret|passw|passphrase|credential|private|bearer|cookie|api.?key|auth(?!ors?([-_.]|$))|(^|[-_.])key([-_.]|$)", re.I
 )
 _PEM = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?(-----END \1-----|\Z)", re.S)
-_IN_TEXT = (
+_IN_TEXT = (  # each bounded in what it looks back on, so that a long line costs no more than many short ones
     re.compile(r"(?i)(\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"),
     re.compile(r"()\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
     re.compile(r"()\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"),
-    re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:)[^/\s@]+(?=@)"),
+    re.compile(r"(://[^/\s:@]{0,128}:)[^/\s@]{1,256}(?=@)"),
     re.compile(
-        r"""(?ix)((?:[\w.-]*(?:token|secret|passw\w*|passphrase|credential|api[-_]?key|private[-_]?key|authorization)[\w.-]*)["']?\s*[:=]\s*["']?)"""
-        r"""(?!\(left\ out\))[^\s"',;}\]]+"""
+        r"(?i)((?:token|secret|passw|passphrase|credential|api[-_]?key|private[-_]?key|authorization)[\w.-]{0,64}"
+        r"""["']?[ \t]{0,8}[:=][ \t]{0,8}["']?)(?!\(left out\))[^\s"',;}\]]+"""
     ),
 )
 _SHORTEST_SECRET = 4

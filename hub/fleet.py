@@ -69,7 +69,10 @@ class Fleet:
             self._past.move_to_end(spoke.spoke_id)
             past.points.append(_point(now_s, spoke))
             behind = _behind(spoke, revisions)
-            past.behind_since_s = None if not behind else past.behind_since_s or now_s
+            if not behind:
+                past.behind_since_s = None
+            elif past.behind_since_s is None:
+                past.behind_since_s = now_s
 
     def facts(self, now_s: float, spokes: Sequence[SpokeView], datasets: Sequence[DatasetView]) -> Mapping[str, Any]:
         """Spokes by identity, at most FLEET_SPOKES_MAX, and alerts, problems first."""

@@ -186,7 +186,7 @@ def _attempt(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Exception as error:  # noqa: BLE001 whatever it is, it belongs in the report
-        return f"could not be had: {error or error!r}"
+        return f"could not be had: {str(error) or repr(error)}"
 
 
 def _bytes(path: str) -> bytes:

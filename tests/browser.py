@@ -107,7 +107,8 @@ async def browsing(url: str) -> AsyncIterator[Tab]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = await asyncio.create_subprocess_exec(
             program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio",
-            "--disable-extensions", "--disable-background-networking", "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank",
+            "--disable-extensions", "--disable-background-networking",
+            "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank",
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert browser.stderr is not None

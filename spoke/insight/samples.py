@@ -66,6 +66,10 @@ class Samples:
             found = sample
         return found
 
+    def at(self, at_s: float) -> Sample | None:
+        """The newest that is not newer than this."""
+        return next((sample for sample in reversed(self._kept) if sample.at_s <= at_s), None)
+
     def phase(self, now: Sample) -> tuple[Phase, str]:
         """Of the last half minute up to ``now``, and why in words."""
         before = self.back(_PHASE_SPAN_S)

@@ -61,12 +61,23 @@ class Training:
         self._jobs: OrderedDict[str, _Job] = OrderedDict()
 
     def marks(
-        self, now_s: float, name: str, who: str, rank: int | None, first: int, marks: Sequence[Mark], counts: Reads
+        self,
+        now_s: float,
+        name: str,
+        who: str,
+        rank: int | None,
+        first: int,
+        marks: Sequence[Mark],
+        counts: Reads,
+        before: Reads | None = None,
     ) -> None:
-        """Take what a job says; ``first``: how many steps it had marked before the first of these."""
+        """Take what a job says; ``first``: how many steps it had marked before the first of these.
+
+        ``counts`` as they stand now, ``before`` as they stood when these steps began: needed for a job's first message alone.
+        """
         job = self._jobs.get(name)
         if job is None or first < job.steps_total:  # another job of the same name, or it began anew
-            job = self._jobs[name] = _Job(name, who, rank, now_s, counts)
+            job = self._jobs[name] = _Job(name, who, rank, now_s, before or counts)
             job.steps_total = first
             if len(self._jobs) > limits.TRAINING_JOBS_MAX:
                 self._jobs.popitem(last=False)
@@ -74,8 +85,8 @@ class Training:
         job.lost_marks += max(0, first - job.steps_total)
         job.steps_total = first + len(marks)
         job.who, job.rank, job.seen_s = who, rank, now_s
-        before, job.counts = job.counts, counts
-        job.meanwhile.append((now_s, Reads(*(after - had for after, had in zip(counts, before, strict=True)))))
+        had, job.counts = job.counts, counts
+        job.meanwhile.append((now_s, Reads(*(after - was for after, was in zip(counts, had, strict=True)))))
         for mark in marks:
             ended_s = now_s - mark.ago_s
             stalled_s = min(mark.took_s, self._lost_between(who, ended_s - mark.took_s, ended_s))

@@ -144,7 +144,10 @@ class Insight:
         counts = self._spoke.counts
         now = ReadCounts(counts.hits, counts.late, counts.misses, counts.wan_read_bytes)
         self.stalls.tick(at_s)
-        self.training.marks(at_s, message.name, who, rank, message.from_step, message.marks, now)
+        began_s = at_s - max((mark.ago_s + mark.took_s for mark in message.marks), default=0.0)
+        then = self.samples.at(began_s)
+        before = ReadCounts(then.hit, then.late, then.miss, then.wan_bytes) if then is not None else None
+        self.training.marks(at_s, message.name, who, rank, message.from_step, message.marks, now, before)
 
     def _known(self, task_id: int) -> None:
         self.stalls.known(task_id)
