@@ -85,13 +85,15 @@ def render(facts: Mapping[str, Any]) -> str:
         f"  file       {format_size(facts['cached_bytes'])} of {format_size(facts['size_bytes'])} cached, {facts['state']}",
     ]
     if facts["slow_reads"]:
-        worst = max(facts["slow_reads"], key=lambda slow: slow["waited_s"])
-        lines.append(f"  slow reads {len(facts['slow_reads'])} known of late; the longest {worst['said']}")
-        for slow in facts["slow_reads"][:5]:
-            if slow is not worst:
-                lines.append(f"             at {slow['offset_bytes']}: {slow['said']}")
+        shown = facts["slow_reads"]
+        worst = max(shown, key=lambda slow: slow["waited_s"])
+        lines.append(
+            f"  slow reads {facts['slow_reads_known']} known; the latest, at {shown[0]['offset_bytes']}, {shown[0]['said']}"
+        )
+        if worst is not shown[0]:
+            lines.append(f"             the longest, at {worst['offset_bytes']}, {worst['said']}")
     else:
-        lines.append("  slow reads none known of late")
+        lines.append("  slow reads none known")
     for number, note in enumerate(facts["history"][-8:]):
         extent = "" if place else f"MiB {note['extent']}: "
         lines.append(f"  {'history' if not number else '       '}    {extent}{note['said']}")

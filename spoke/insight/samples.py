@@ -11,6 +11,7 @@ from common import limits
 Phase = Literal["idle", "cold", "converging", "steady"]
 
 _PHASE_SPAN_S = 30.0
+_FEW_READS = 5
 _STEADY_HITS, _STEADY_LOCAL = 0.99, 0.9
 _COLD_HITS, _COLD_LOCAL = 0.9, 0.5
 
@@ -76,10 +77,10 @@ class Samples:
         if before is None:
             return "idle", "just started"
         reads = now.hit + now.late + now.miss - before.hit - before.late - before.miss
-        if not reads:
+        if reads < _FEW_READS:
             if now.kernel_files:
                 return "steady", f"the kernel reads {now.kernel_files} open files by itself, from whole cached files"
-            return "idle", "no reads in the last half minute"
+            return "idle", f"{reads or 'no'} reads in the last half minute"
         hits = (now.hit - before.hit) / reads
         read_bytes = now.cache_bytes + now.wan_bytes - before.cache_bytes - before.wan_bytes
         far_bytes = min(now.fetched_bytes - before.fetched_bytes, read_bytes)

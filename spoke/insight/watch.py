@@ -260,6 +260,7 @@ class Insight:
         else:
             for extent in self._history.extents(entry.version):
                 notes[extent] = self._history.of(entry.version, extent)
+        known = len(slow)
         slow = slow[: limits.SLOW_READS_SHOWN]
         whom = {
             note.detail: version
@@ -277,6 +278,7 @@ class Insight:
             "state": store.state(entry.version, entry.size_bytes),
             "cached_bytes": store.present_bytes(entry.version, entry.size_bytes),
             "offset_bytes": offset_bytes,
+            "slow_reads_known": known,
             "slow_reads": [{**as_facts(found, now_s), "said": in_words(found, now_s, names, whom)} for found in slow],
             "history": [
                 {

@@ -240,6 +240,7 @@ def test_what_the_pages_are_told_is_bounded_and_without_settings(worked: tuple[s
 
 
 @pytest.mark.skipif(browser.chromium() is None, reason="no Chromium")
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_the_pages_in_a_browser(worked: tuple[str, Spoke], tmp_path: Path) -> None:
     hub_address, spoke = worked
