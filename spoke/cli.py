@@ -103,7 +103,16 @@ def mount(
         bool, typer.Option("--background", help="Return once the mount answers, or fail with the reason.")
     ] = False,
 ) -> None:
-    """Mount a dataset and serve it until SIGTERM or umount."""
+    """Mount a dataset and serve it until SIGTERM or umount.
+
+    Every setting can also stand in the TOML file of --config or in the environment as HEADRACE_NAME; a flag wins over the environment,
+    the environment over the file, and status shows where each came from. Exit codes: 0 done, 1 failed, 2 wrong use or configuration.
+
+    \b
+    Examples:
+      headrace-spoke mount /mnt/c4 --hub 10.0.1.5:7420 --dataset c4 --cache-dir /nvme/headrace --cache-size 500GiB --background
+      headrace-spoke mount /mnt/c4 --config /etc/headrace/spoke.toml
+    """
     flags: dict[str, Any] = {
         "hub": hub,
         "dataset": dataset,
@@ -154,7 +163,15 @@ def umount(
         bool, typer.Option("--force", help="Also if the spoke does not answer; blocked readers get EIO.")
     ] = False,
 ) -> None:
-    """Stop the spoke of a mountpoint and unmount it; says who holds it open."""
+    """Stop the spoke of a mountpoint and unmount it.
+
+    A mount in use is left alone, and the processes that hold it are named (exit code 1). --force ends it all the same: blocked readers get
+    EIO, open files become useless, and what is cached stays for the next mount.
+
+    \b
+    Example:
+      headrace-spoke umount /mnt/c4
+    """
     from spoke.launch import unmount
 
     unmount(mountpoint, force=force, say=typer.echo)
@@ -241,7 +258,15 @@ def doctor(
 @app.command()
 @exit_codes
 def accept(mountpoint: Mountpoint) -> None:
-    """Believe the loss of names that a suspicious hub announced."""
+    """Believe the loss of names that a suspicious hub announced.
+
+    A hub that suddenly announces the loss of most names (an unmounted disk looks like that) is not believed: the mount keeps the
+    old tree, and status says SUSPICIOUS. If the files are really gone, accept it.
+
+    \b
+    Example:
+      headrace-spoke accept /mnt/c4
+    """
     typer.echo(_ask(mountpoint, "accept")["said"])
 
 

@@ -65,9 +65,10 @@ def _training(job: Mapping[str, Any]) -> str:
     recent = job["recent"]
     if recent["step_s_median"] is None:
         return f"{job['who']}: no step yet"
-    waited = recent["data_wait_share"]
+    waited, stalled = recent["data_wait_share"], recent["mount_stall_share"]
     return (
         f"{job['who']}: {job['steps']} steps, {recent['step_s_median']:.3g} s each, "
         + ("" if waited is None else f"{100 * waited:.1f} % without data, ")
-        + f"{100 * recent['mount_stall_share']:.1f} % stalled at this mount (the last {recent['steps']})"
+        + ("" if stalled is None else f"{100 * stalled:.1f} % stalled at this mount ")
+        + f"(the last {recent['steps']})"
     )

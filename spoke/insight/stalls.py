@@ -121,6 +121,10 @@ class Stalls:
             self._pending_count -= 1
             self._apply(process, path, from_s, to_s, waits)
 
+    def unknown_tasks(self) -> list[int]:
+        """Threads whose waits still stand apart, because nobody has said who they are."""
+        return list(self._pending)
+
     def rank(self, pid: int, rank: int) -> None:
         """A process said its rank; its children's waits are that rank's too, unless their environment says another."""
         if self._ranks.pop(pid, None) is None and len(self._ranks) >= limits.STALL_ROWS_MAX:

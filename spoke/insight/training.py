@@ -34,7 +34,8 @@ class _Step(NamedTuple):
     ended_s: float
     took_s: float
     wait_s: float | None
-    stalled_s: float
+    stalled_s: float | None
+    """None: its readers cannot be told from others."""
 
 
 @dataclass(slots=True)
@@ -70,9 +71,12 @@ class Training:
         marks: Sequence[Mark],
         counts: Reads,
         before: Reads | None = None,
+        *,
+        visible: bool = True,
     ) -> None:
         """Take what a job says; ``first``: how many steps it had marked before the first of these.
 
+        ``visible``: its readers are known to be its own.
         ``counts`` as they stand now, ``before`` as they stood when these steps began: needed for a job's first message alone.
         """
         job = self._jobs.get(name)
@@ -89,11 +93,12 @@ class Training:
         job.meanwhile.append((now_s, Reads(*(after - was for after, was in zip(counts, had, strict=True)))))
         for mark in marks:
             ended_s = now_s - mark.ago_s
-            stalled_s = min(mark.took_s, self._lost_between(who, ended_s - mark.took_s, ended_s))
+            lost_s = self._lost_between(who, ended_s - mark.took_s, ended_s) if visible else None
+            stalled_s = min(mark.took_s, lost_s) if lost_s is not None else None
             job.steps.append(_Step(ended_s, mark.took_s, mark.wait_s, stalled_s))
             job.took_s_total += mark.took_s
             job.wait_s_total += mark.wait_s or 0.0
-            job.stalled_s_total += stalled_s
+            job.stalled_s_total += stalled_s or 0.0
 
     def facts(self, now_s: float) -> list[Mapping[str, Any]]:
         """Jobs heard of lately, by rank; seconds. ``reads``: of the whole mount, beside the steps in ``recent``."""
@@ -107,6 +112,7 @@ def _facts(job: _Job, now_s: float) -> Mapping[str, Any]:
     steps = list(job.steps)
     took = sorted(step.took_s for step in steps)
     waits = [step.wait_s for step in steps if step.wait_s is not None]
+    stalls = [step.stalled_s for step in steps if step.stalled_s is not None]
     span_s = sum(took)
     since_s = steps[0].ended_s - steps[0].took_s if steps else now_s
     reads = [found for at_s, found in job.meanwhile if at_s >= since_s]
@@ -124,8 +130,8 @@ def _facts(job: _Job, now_s: float) -> Mapping[str, Any]:
             "step_s_max": took[-1] if took else None,
             "data_wait_s_mean": sum(waits) / len(waits) if waits else None,
             "data_wait_share": sum(waits) / span_s if waits and span_s else None,
-            "mount_stall_s_mean": sum(step.stalled_s for step in steps) / len(steps) if steps else None,
-            "mount_stall_share": sum(step.stalled_s for step in steps) / span_s if span_s else None,
+            "mount_stall_s_mean": sum(stalls) / len(stalls) if stalls else None,
+            "mount_stall_share": sum(stalls) / span_s if stalls and span_s else None,
             "reads": {
                 "hit": sum(found.hit for found in reads),
                 "late": sum(found.late for found in reads),

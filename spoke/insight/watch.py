@@ -140,14 +140,17 @@ class Insight:
                 self.stalls.rank(process.pid, rank)
             else:
                 rank = self.stalls.rank_of(process)
-        who = f"rank {rank}" if rank is not None else process.label if process is not None else message.name
+        visible = process is not None and process.pid > 0
+        who = f"rank {rank}" if rank is not None else process.label if process and process.pid else message.name
         counts = self._spoke.counts
         now = ReadCounts(counts.hits, counts.late, counts.misses, counts.wan_read_bytes)
         self.stalls.tick(at_s)
         began_s = at_s - max((mark.ago_s + mark.took_s for mark in message.marks), default=0.0)
         then = self.samples.at(began_s)
         before = ReadCounts(then.hit, then.late, then.miss, then.wan_bytes) if then is not None else None
-        self.training.marks(at_s, message.name, who, rank, message.from_step, message.marks, now, before)
+        self.training.marks(
+            at_s, message.name, who, rank, message.from_step, message.marks, now, before, visible=visible
+        )
 
     def _known(self, task_id: int) -> None:
         self.stalls.known(task_id)
@@ -188,6 +191,15 @@ class Insight:
 
     def tick(self) -> None:
         """Take a sample; to be called every SAMPLE_INTERVAL_S."""
+        now_s = self._clock()
+        for task_id in self.stalls.unknown_tasks():
+            self._processes.ask(task_id)
+        held, self._late_marks = self._late_marks, []
+        for message, task_id, at_s in held:
+            if now_s - at_s < limits.SAMPLE_INTERVAL_S:
+                self._late_marks.append((message, task_id, at_s))
+            else:  # nobody will say any more who this was
+                self._take_marks(message, task_id, at_s)
         self.samples.add(self.sample())
 
     # --- answers -----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from tests import browser
 pytestmark = pytest.mark.mount
 
 MIB = 1 << 20
+HUB_SCHEMA = json.loads((Path(__file__).parents[2] / "hub/status.schema.json").read_text())
 SCHEMA = json.loads((Path(__file__).parents[2] / "spoke/status.schema.json").read_text())
 
 JOB = """
@@ -236,6 +237,8 @@ def test_what_the_pages_are_told_is_bounded_and_without_settings(worked: tuple[s
         assert size_bytes < 256 * 1024
         assert "settings" not in facts
         assert "cache_dir" not in json.dumps(facts)
+    with urllib.request.urlopen(f"http://{hub_address}/status", timeout=10) as answer:
+        jsonschema.validate(json.load(answer), HUB_SCHEMA)
     assert live(hub_address)[0]["spokes"][0]["version"] == spoke.facts()["version"]
 
 

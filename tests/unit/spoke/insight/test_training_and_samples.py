@@ -33,6 +33,11 @@ def test_steps_stand_beside_stalls_and_reads() -> None:
     assert recent["mount_stall_share"] == pytest.approx(0.5 / 0.9)  # no more than the step itself: 0.2 + 0.2 + 0.1
     assert recent["reads"] == {"hit": 30, "late": 1, "miss": 2, "wan_bytes": 4096}
     assert other["recent"]["data_wait_s_mean"] is None
+    training.marks(103.0, "far", "far", None, 0, [Mark(0.0, 1.0, 0.5)], Reads(0, 0, 0, 0), visible=False)
+    far = next(
+        job for job in training.facts(103.0) if job["name"] == "far"
+    )  # another pid namespace: nobody knows its reads
+    assert (far["recent"]["mount_stall_share"], far["recent"]["data_wait_share"]) == (None, 0.5)
 
 
 def test_a_job_that_begins_anew_counts_anew_and_jobs_are_bounded() -> None:
