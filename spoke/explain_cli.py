@@ -25,7 +25,7 @@ def explain(
     path: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PATH[:OFFSET]]",
+            metavar="PATH[:OFFSET]",
             help="A file below the mount, and a place in it: a byte, or 3GiB.",
             show_default=False,
         ),
