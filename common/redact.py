@@ -9,7 +9,8 @@ from typing import Any
 LEFT_OUT = "(left out)"
 
 _SECRET_NAME = re.compile(
-    r"token|secret|passw|passphrase|credential|private|bearer|cookie|api.?key|auth(?!ors?([-_.]|$))|(^|[-_.])key([-_.]|$)", re.I
+    r"token|secret|passw|passphrase|credential|private|bearer|cookie|api.?key|auth(?!ors?([-_.]|$))|(^|[-_.])key([-_.]|$)",
+    re.I,
 )
 _PEM = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?(-----END \1-----|\Z)", re.S)
 _IN_TEXT = (  # each bounded in what it looks back on, so that a long line costs no more than many short ones

@@ -7,7 +7,6 @@ second once, however many readers of it waited. Waits that go on are credited as
 from __future__ import annotations
 
 import heapq
-import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -261,7 +260,7 @@ def _figures(row: Row) -> dict[str, float | int]:
 
 def text_of(path: bytes) -> str:
     """A path for people and JSON, whatever its bytes."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace") or "."
+    return path.decode("utf-8", "backslashreplace") or "."
 
 
 def said(recent: Mapping[str, Any]) -> Iterator[str]:

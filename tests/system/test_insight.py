@@ -249,7 +249,7 @@ async def test_the_pages_in_a_browser(worked: tuple[str, Spoke], tmp_path: Path)
     hub_address, spoke = worked
     for name, address in (("spoke", spoke.facts()["metrics"]), ("hub", hub_address)):
         async with browser.browsing(f"http://{address}/") as tab:
-            await tab.until("document.body.dataset.drawn === 'yes'")
+            await tab.until("document.body?.dataset.drawn === 'yes'")
             grounds = {}
             for width, scheme in ((390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")):
                 await tab.look(width, 844, scheme)
