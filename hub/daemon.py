@@ -18,7 +18,7 @@ from common.metrics import HttpPages, TableCollector
 from common.processes import allow_open_files
 from common.runtime import cancel_and_wait
 from common.serving.packing import Packer
-from common.serving.server import Server
+from common.serving.server import Server, SpokeView
 from common.systemd import ServiceManager
 from common.tls import Certificates
 from common.token import TokenFile
@@ -29,6 +29,7 @@ from hub.counts import Counts
 from hub.exposure import check_exposure
 from hub.identities import IdentitiesFile
 from hub.metrics import METRICS, Packed
+from hub.page import HubPage
 from hub.rate_schedule import RateSchedule
 from hub.source import HubSource
 from hub.timetable import Timetable, parse_zone
@@ -94,7 +95,9 @@ class Hub:
         self._rate_task: asyncio.Task[None] | None = None
         registry = CollectorRegistry()
         registry.register(TableCollector(METRICS, self))
-        self.pages = HttpPages(registry, self.health, self.status)
+        self._page = HubPage(self, runtime.now_s)
+        self._page_task: asyncio.Task[None] | None = None
+        self.pages = HttpPages(registry, self.health, self.status, self._page.page)
 
     def _pool(self) -> Pool:
         settings = self.settings
@@ -151,11 +154,12 @@ class Hub:
         self._rate_task = asyncio.create_task(self.rate_schedule.run(), name="rate schedule")
         if self._identities is not None:
             self._identities_task = asyncio.create_task(self._identities.run(), name="identities")
+        self._page_task = asyncio.create_task(self._page.run(), name="samples for the page")
         self._ready = True
 
     async def close(self) -> None:
         self._ready = False
-        await cancel_and_wait(self._rate_task, self._identities_task)
+        await cancel_and_wait(self._rate_task, self._page_task, self._identities_task)
         await self.server.close()
         if self._audit is not None:
             await self._audit.close()
@@ -179,6 +183,10 @@ class Hub:
     @property
     def worker_restarts(self) -> int:
         return self.server.restarts if isinstance(self.server, Pool) else 0
+
+    def spoke_views(self) -> list[SpokeView]:
+        """The spokes linked now."""
+        return self.server.spokes() if self._ready else []
 
     @property
     def listening(self) -> str:
