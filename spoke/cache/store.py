@@ -456,10 +456,6 @@ class Store:
         await asyncio.shield(self._shelf.remove(file))
         return taken_bytes
 
-    def versions(self) -> list[bytes]:
-        """Of which something is cached."""
-        return list(self._shelf.files)
-
     def charged_bytes(self, version: bytes) -> int:
         """What a version takes of the disk."""
         file = self._shelf.files.get(version)
