@@ -294,6 +294,19 @@ FUSE_NOTIFICATIONS_MAX_QUEUED = 64 * 1024
 FUSE_NEGATIVE_LIFETIME_S = 60.0
 """How long the kernel may remember that a name does not exist, were it never told that the name appeared."""
 
+FUSE_REQUESTS_IN_HAND_MAX = 16 * 1024
+"""Requests noted for the next worker while they wait for their answer. Beyond, one is not noted: only on a kernel without re-send,
+and only if the worker then dies, does its reader wait until it is killed."""
+
+FUSE_LEDGER_SEGMENT_BYTES = 1024 * 1024
+"""The ledger grows and shrinks by so much: about 10,000 names that the kernel holds."""
+
+FUSE_LEDGER_NUMBERS_RESERVED = 4096
+"""Node ids and handle ids put aside at once for one worker; those it has not used are left out by the next."""
+
+FUSE_BACKING_IDS_SEARCHED = 4096
+"""Backing ids below the newest that a worker which takes over looks at for ones nobody wrote down (a microsecond each)."""
+
 FUSE_ANSWER_TIMEOUT_S = 2.0
 """How long a mountpoint that may hang is waited for, in a thread. Beyond, it counts as not answering."""
 
@@ -461,6 +474,60 @@ LOG_KEPT_S = 7 * 24 * 3600.0
 
 RUNTIME_FILE_SWEPT_AFTER_S = 60.0
 """Sockets and records of dead spokes younger than this are left alone: their spoke may just be starting."""
+
+# --- supervisor and worker (spoke/supervisor) ----------------------------------------------------------------
+
+SUPERVISED_FAILED_STARTS_MAX = 5
+"""Starts of a worker that fail one after another (about 12 s in all). Then the mount is given up: pending reads get EIO."""
+
+SUPERVISED_DEATHS_MAX = 40
+SUPERVISED_DEATHS_WINDOW_S = 300.0
+"""Deaths of workers that did serve, within this time: whatever kills them goes on. The mount is given up."""
+
+SUPERVISED_QUICK_RESTARTS = 5
+SUPERVISED_RECENT_S = 30.0
+SUPERVISED_SLOWED_S = 0.5
+"""Up to five deaths in half a minute are followed by a start at once, further ones after half a second."""
+
+SUPERVISED_RETRY_FIRST_S = 0.5
+SUPERVISED_RETRY_MAX_S = 4.0
+"""Back-off between a start that failed and the next; doubled each time."""
+
+SUPERVISED_START_S = 120.0
+"""A worker that takes over a mount and does not serve after this time is killed. A million names take about ten seconds."""
+
+SUPERVISED_SILENT_S = 60.0
+"""A worker whose event loop gave no sign for so long (or for the unit's WatchdogSec, if less) hangs: it is killed."""
+
+SUPERVISED_SIGN_INTERVAL_S = 2.0
+"""Between two signs of life of a worker."""
+
+SUPERVISED_STOP_S = 8.0
+"""From SIGTERM to the end of a worker, which unmounts in 3 s at most. Then it is killed, and the supervisor unmounts."""
+
+SUPERVISED_ABORT_S = 3.0
+"""Between the SIGABRT that makes a hanging worker show its stacks and the SIGKILL."""
+
+UPGRADE_PREPARE_S = 60.0
+"""A new worker imports its code and reads its settings, beside the old one. Then the upgrade is called off."""
+
+UPGRADE_DRAIN_S = 1.0
+"""How long reads in hand may still be answered by the worker that is going; the kernel sends the others again to the next."""
+
+UPGRADE_RELEASE_S = 10.0
+"""From the word to go to the end of the old worker's work. Then it is killed: the cache survives that."""
+
+UPGRADE_ANSWER_S = 300.0
+"""How long ``upgrade`` waits to hear how it went."""
+
+SUPERVISOR_CLIENTS_MAX = 16
+"""Commands that ask one supervisor at once. Refuse: the connection is closed."""
+
+REFUSING_S = 1.0
+"""Once a mount is given up: how long requests are still answered with EIO before the connection ends."""
+
+SERVICE_JOBS_TIMEOUT_S = 2.0
+"""Asking systemd which job stops this unit. No answer counts as a stop: the mount is taken away."""
 
 # --- under systemd (common/systemd) -----------------------------------------------------------------------
 

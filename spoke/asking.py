@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from common.errors import HeadraceError
+from common.limits import STOP_ANSWER_TIMEOUT_S, UPGRADE_ANSWER_S
 from spoke import control
 from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at
 from spoke.places import runtime_dir
@@ -19,12 +21,38 @@ def ask(mountpoint: Path, command: str, request: Mapping[str, Any] | None = None
         return control.ask_once(control.socket_path(runtime_dir(), path), {"command": command, **(request or {})})
 
 
+def ask_supervisor(mountpoint: Path, command: str) -> Any:
+    """The same of the process that keeps the mount, which answers also while no worker serves it."""
+    path = locate(mountpoint)
+    with explained(path):
+        return control.ask_once(
+            control.supervisor_socket_path(runtime_dir(), path), {"command": command}, timeout_s=UPGRADE_ANSWER_S
+        )
+
+
+def _between_workers(path: str) -> str | None:
+    """What the supervisor says when no worker answers; None: there is none either."""
+    try:
+        state = control.ask_once(
+            control.supervisor_socket_path(runtime_dir(), path), {"command": "state"}, timeout_s=STOP_ANSWER_TIMEOUT_S
+        )
+    except HeadraceError:
+        return None
+    return (
+        f"no worker serves {path} just now: the last one ended ({state['last_failure'] or state['last_end'] or 'starting'}), "
+        f"the supervisor (process {state['supervisor_pid']}) starts the next; readers wait. Ask again in a moment"
+    )
+
+
 @contextmanager
 def explained(path: str) -> Iterator[None]:
     """Say why nobody listens: a spoke that died, another user's, or no mountpoint at all."""
     try:
         yield
     except control.NotMounted as error:
+        said = _between_workers(path)
+        if said is not None:
+            raise control.NotMounted(said) from None
         mounts = mounts_at(path)
         if not mounts or not mounts[-1].is_ours:
             raise control.NotMounted(f"{path}: {error}") from None

@@ -138,7 +138,7 @@ def mount(
         mount_in_background(mountpoint, loaded, log_file, typer.echo)
     else:
         configure(loaded.settings.log_level, loaded.settings.log_format)
-        mount_in_foreground(mountpoint, loaded, on_ready=typer.echo)
+        mount_in_foreground(mountpoint, loaded)
 
 
 @app.command()
@@ -153,6 +153,15 @@ def umount(
     from spoke.launch import unmount
 
     unmount(mountpoint, force=force, say=typer.echo)
+
+
+@app.command()
+@exit_codes
+def upgrade(mountpoint: Mountpoint) -> None:
+    """Start a new worker with the code and settings on disk and let it take the mount over; open files and mappings go on."""
+    from spoke.asking import ask_supervisor
+
+    typer.echo(ask_supervisor(mountpoint, "upgrade")["said"])
 
 
 @app.command()

@@ -11,7 +11,8 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import signal
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,7 +27,6 @@ from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, Us
 from common.log import get_logger
 from common.metrics import HttpPages, TableCollector
 from common.runtime import cancel_and_wait
-from common.systemd import ServiceManager
 from common.units import format_address, parse_address
 from spoke import control
 from spoke.ahead import Ahead
@@ -46,7 +46,7 @@ from spoke.namespace.pin import Pin, is_at, remember
 from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Suspicion
-from spoke.namespace.tree import Invalidation
+from spoke.namespace.tree import FIRST_SERIAL, Invalidation
 from spoke.orders.shelf import OrderShelf
 from spoke.pins import Pins
 from spoke.places import runtime_dir
@@ -57,7 +57,9 @@ from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import Handle, Reads
 from spoke.recorder import Recorder, Recording
+from spoke.supervisor.channel import Channel
 from spoke.warming import Warming
+from spoke.worker import Handed, SupervisorLine, give_up_mount
 
 log = get_logger(__name__)
 
@@ -69,8 +71,18 @@ class NoHubYet(UsageError):
 class Spoke:
     """Use :func:`run_spoke`, or ``await Spoke.start(…)``, ``await spoke.wait(stop)``, ``await spoke.close()``."""
 
-    def __init__(self, mountpoint: str, loaded: Loaded[SpokeSettings], store: Store, journal: Journal) -> None:
+    def __init__(
+        self,
+        mountpoint: str,
+        loaded: Loaded[SpokeSettings],
+        store: Store,
+        journal: Journal,
+        handed: Handed | None = None,
+        line: SupervisorLine | None = None,
+    ) -> None:
         """Builds; nothing runs yet."""
+        self.handed = handed
+        self.line = line
         settings = loaded.settings
         clock, dice = runtime.now_s, Random()
         self.mountpoint = mountpoint
@@ -162,12 +174,23 @@ class Spoke:
     # --- life --------------------------------------------------------------------------------------------
 
     @classmethod
-    async def start(cls, mountpoint: str, loaded: Loaded[SpokeSettings]) -> Spoke:
+    async def start(
+        cls,
+        mountpoint: str,
+        loaded: Loaded[SpokeSettings],
+        handed: Handed | None = None,
+        line: SupervisorLine | None = None,
+    ) -> Spoke:
         """Cache, names, hub, mount: in this order, so that nothing is shown that cannot be served.
 
-        Raises UsageError (cache directory, mountpoint, unknown dataset) or HeadraceError with the reason.
+        ``handed``, ``line``: from the supervisor of this process, if it has one. Raises UsageError (cache directory, mountpoint,
+        unknown dataset) or HeadraceError with the reason.
         """
         settings = loaded.settings
+        first_serial = FIRST_SERIAL
+        if handed is not None:
+            handed.check(mountpoint, settings.dataset)
+            first_serial = handed.first_serial
         store = await asyncio.to_thread(
             Store.open,
             settings.cache_dir,
@@ -178,20 +201,21 @@ class Spoke:
             clock=runtime.now_s,
         )
         try:
-            journal = await Journal.open(settings.cache_dir / "names" / quote(settings.dataset, safe=""))
+            journal = await Journal.open(
+                settings.cache_dir / "names" / quote(settings.dataset, safe=""), first_serial
+            )
         except OSError as error:
             await store.close()
             raise CacheDirectoryError(f"the names in {settings.cache_dir} cannot be kept: {error.strerror}") from error
-        spoke = cls(mountpoint, loaded, store, journal)
+        spoke = cls(mountpoint, loaded, store, journal, handed, line)
         try:
             await spoke._start()
         except BaseException:
-            await spoke.close()
+            await spoke.close(keep_mount=handed is not None and handed.goes_on)
             raise
         return spoke
 
     async def _start(self) -> None:
-        settings = self.loaded.settings
         await self.journal.__aenter__()
         self.follower.start()
         self.fetcher.start()
@@ -200,11 +224,11 @@ class Spoke:
         await self.pins.load()
         runtime.settle_memory()
         if self.recorder is not None:
-            self.recorder.open()
+            self.recorder.open(go_on=self.handed is not None and self.handed.goes_on)
         await self.order_shelf.start()
         await self._mount()
         await self.control.start()
-        await self.pages.start(*parse_address(settings.metrics))
+        await self.pages.start(*self._metrics_address())
         self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
 
     async def _get_names(self) -> None:
@@ -236,7 +260,15 @@ class Spoke:
             # Less than the default needs no right to write sysfs: the kernel is told when it connects.
             max_readahead_bytes=min(settings.read_ahead_kib or DEFAULT_KIB, DEFAULT_KIB) * 1024,
         )
-        device = self.device = await Device.mount(Path(self.mountpoint), settings.dataset, runtime_dir(), options)
+        handed = self.handed
+        if handed is not None and handed.ledger is not None and handed.device_fd is not None:
+            device = self.device = Device.take_over(handed.device_fd, handed.ledger, runtime_dir(), options)
+        else:
+            device = self.device = await Device.mount(
+                Path(self.mountpoint), settings.dataset, runtime_dir(), options, outlives_us=self.line is not None
+            )
+            if self.line is not None and device.ledger is not None:
+                self.line.say("mounted", (device.fileno(), device.ledger.fd))
         operations = self.operations = Operations(
             self.tree,
             self.reads,
@@ -249,17 +281,29 @@ class Spoke:
                 b"status": VirtualFile(lambda: _shown(self.status())),
                 b"plan": VirtualFile(lambda: _shown(self.plans.facts()), self.plans.ioctl),
             },
+            ledger=device.ledger,
+            request_id=lambda: device.request_id,
         )
         self.store.on_whole = operations.became_whole
-        await device.serve(operations)
+        terms = await device.serve(operations, handed.ledger.terms if handed is not None and handed.ledger else None)
+        if self.line is not None and not terms.resend:
+            log.warning(
+                "this kernel cannot send requests again (Linux 6.9 or newer can): if the worker dies, reads it had in hand get EIO"
+            )
         if device.read_ahead is not None:
             self.ahead.read_ahead.mounted(device.read_ahead)
 
-    async def wait(self, stop: asyncio.Event) -> None:
-        """Until ``stop`` is set, somebody asked to stop, or the mount is gone. Raises if a worker of ours died."""
+    def _metrics_address(self) -> tuple[str, int]:
+        """A port that the system chose stays what it was when the worker is another."""
+        host, port = parse_address(self.loaded.settings.metrics)
+        before = self.line.facts.get("metrics") if self.line is not None else None
+        return parse_address(before) if before and port == 0 else (host, port)
+
+    async def wait(self, *stops: asyncio.Event) -> None:
+        """Until one of ``stops`` is set, somebody asked to stop, or the mount is gone. Raises if a task of ours died."""
         assert self.device is not None
         ends = [
-            asyncio.create_task(stop.wait(), name="stop signal"),
+            *(asyncio.create_task(stop.wait(), name="stop signal") for stop in stops),
             asyncio.create_task(self._stop.wait(), name="stop command"),
             asyncio.create_task(self.device.wait_ended(), name="mount ended"),
         ]
@@ -273,11 +317,18 @@ class Spoke:
         finally:
             await cancel_and_wait(*ends)
 
-    async def close(self) -> None:
-        """Unmount first, so that no reader hangs on a spoke that is half gone; then the rest, in reverse order."""
+    async def close(self, keep_mount: bool = False) -> None:
+        """Unmount first, so that no reader hangs on a spoke that is half gone; then the rest, in reverse order.
+
+        ``keep_mount``: leave it to the next worker instead; readers wait for that one.
+        """
         await cancel_and_wait(self._housekeeping)
-        if self.device is not None:
+        if self.device is not None and keep_mount:
+            await self.device.let_go(limits.UPGRADE_DRAIN_S)
+        elif self.device is not None:
             await self.device.close()
+        elif self.handed is not None:
+            give_up_mount(self.handed)
         await self.pages.close()
         await self.warming.close()
         await self.fetcher.close()
@@ -392,6 +443,7 @@ class Spoke:
         return {
             "version": __version__,
             "pid": os.getpid(),
+            "supervision": self.supervision(),
             "mountpoint": self.mountpoint,
             "dataset": settings.dataset,
             "uptime_s": runtime.now_s() - self.started_s,
@@ -459,6 +511,27 @@ class Spoke:
                 name: {"value": _plain(value), "source": self.loaded.sources[name]}
                 for name, value in settings.model_dump().items()
             },
+        }
+
+    @property
+    def worker_restarts(self) -> int:
+        """Workers of this mount that died and were replaced."""
+        return int(self.line.facts.get("restarts", 0)) if self.line is not None else 0
+
+    def supervision(self) -> Mapping[str, Any] | None:
+        """Who keeps the mount when this process dies; None: nobody."""
+        if self.line is None:
+            return None
+        terms = self.device.negotiated if self.device is not None else None
+        told = self.line.facts
+        return {
+            "supervisor_pid": told.get("supervisor_pid"),
+            "worker_pid": os.getpid(),
+            "restarts": self.worker_restarts,
+            "upgrades": told.get("upgrades", 0),
+            "last_end": told.get("last_end") or None,
+            "resend": terms.resend if terms is not None else None,
+            "kept_over_restarts": bool(told.get("stored")),
         }
 
     # --- the control socket ------------------------------------------------------------------------------
@@ -531,36 +604,59 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
-def run_spoke(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
-    """Serve one mount until SIGTERM, SIGINT, ``umount`` or a lost mount; ``on_ready`` is told once it answers."""
-    runtime.run(_serve(mountpoint, loaded, on_ready))
+def run_spoke(mountpoint: str, loaded: Loaded[SpokeSettings], channel: Channel) -> None:
+    """Serve one mount as its supervisor's worker, until SIGTERM, SIGINT, ``umount``, a lost mount, or the next worker."""
+    # A terminal that hangs up is the supervisor's affair.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    runtime.run(_serve(mountpoint, loaded, channel))
 
 
-async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
-    with ServiceManager() as systemd:
-        await _serve_told(mountpoint, loaded, on_ready, systemd)
-
-
-async def _serve_told(
-    mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object], systemd: ServiceManager
-) -> None:
+async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], channel: Channel) -> None:
     stop = asyncio.Event()
     runtime.stop_on_signals(stop)
-    starting = asyncio.create_task(Spoke.start(mountpoint, loaded), name="start")
+    async with SupervisorLine(channel) as line:
+        handed = await line.handed()
+        if handed is not None and handed.facts.get("standby"):
+            line.say("prepared")  # all code is read and the settings are fit; the worker before serves on
+            handed = await line.handed()
+        while handed is not None:
+            handed = await _serve_handed(mountpoint, loaded, line, handed, stop)
+
+
+async def _serve_handed(
+    mountpoint: str, loaded: Loaded[SpokeSettings], line: SupervisorLine, handed: Handed, stop: asyncio.Event
+) -> Handed | None:
+    """Serve until the end (None), or until another worker was to take over and could not."""
+    starting = asyncio.create_task(Spoke.start(mountpoint, loaded, handed, line), name="start")
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
-    await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+    lost = asyncio.create_task(line.lost.wait(), name="supervisor lost")
+    await asyncio.wait([starting, stopped, lost], return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         await cancel_and_wait(starting)
         raise HeadraceError("stopped before the mount was ready")
-    await cancel_and_wait(stopped)
+    await cancel_and_wait(stopped, lost)
     spoke = starting.result()
+    keep_mount = True  # an error of ours is the next worker's to mend
     try:
-        line = f"mounted {loaded.settings.dataset} on {mountpoint}"
-        on_ready(line)
-        systemd.ready(line)
-        log.info("mounted", mountpoint=mountpoint, dataset=loaded.settings.dataset, hub=loaded.settings.hub)
-        await spoke.wait(stop)
+        address = spoke.pages.address
+        line.say(
+            "ready",
+            line=f"mounted {loaded.settings.dataset} on {mountpoint}",
+            metrics=format_address(*address) if address is not None else None,
+        )
+        event = "took the mount over" if handed.goes_on else "mounted"
+        log.info(event, mountpoint=mountpoint, dataset=loaded.settings.dataset, hub=loaded.settings.hub)
+        await spoke.wait(stop, line.release_asked, line.lost)
+        keep_mount = line.release_asked.is_set() and not stop.is_set()
+        if line.lost.is_set():
+            keep_mount = bool(line.facts.get("stored"))
+            log.error("the supervisor is gone", mount="left to the next" if keep_mount else "taken away")
     finally:
-        systemd.stopping()
-        await spoke.close()
-        log.info("unmounted", mountpoint=mountpoint)
+        if not keep_mount:
+            line.say("stopping")
+        await spoke.close(keep_mount)
+        log.info("handed the mount on" if keep_mount else "unmounted", mountpoint=mountpoint)
+    if not keep_mount or line.lost.is_set():
+        return None
+    line.say("released")
+    return await line.handed()

@@ -54,6 +54,8 @@ class Measured(Protocol):
     @property
     def reads(self) -> Reads: ...
     @property
+    def worker_restarts(self) -> int: ...
+    @property
     def client(self) -> HubClient: ...
     @property
     def fetcher(self) -> Fetcher: ...
@@ -232,6 +234,12 @@ METRICS: tuple[Metric[Measured], ...] = (
         "gauge",
         "1 while the hub's announcement of a large loss is held back.",
         lambda spoke: float(spoke.suspicious is not None),
+    ),
+    Metric(
+        "headrace_spoke_worker_restarts",
+        "counter",
+        "Workers of this mount that died and were replaced while it went on.",
+        lambda spoke: spoke.worker_restarts,
     ),
     Metric(
         "headrace_spoke_hub_rtt_seconds",

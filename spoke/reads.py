@@ -36,6 +36,8 @@ class Handle:
     version: bytes
     size_bytes: int
     borrowed: bool = False
+    kept: bool = False
+    """Taken over while the kernel reads its cache file: that is kept, without a descriptor of ours."""
     fault_bytes: int = FAULT_BYTES
     """What a page fault moves: the kernel's readahead when it was opened."""
     gave_up: tuple[tuple[float, BlockRange], ...] = ()
@@ -86,10 +88,29 @@ class Reads:
         self._observer.opened(handle, task_id)
         return handle
 
+    def reopen(self, path: bytes, version: bytes, size_bytes: int, lent: bool) -> Handle:
+        """A handle that an earlier worker gave out: the same version, whatever stands at its name now."""
+        handle = Handle(self._next_id, path, version, size_bytes, kept=lent)
+        self._next_id += 1
+        self.open_handles += 1
+        self._observer.opened(handle, 0)
+        if lent:
+            self._store.pin(version)
+            self._observer.lent(handle)
+        return handle
+
+    def keep(self, handle: Handle) -> None:
+        """The kernel reads it by itself, through a descriptor that it had before: keep the version until ``release``."""
+        self._store.pin(handle.version)
+        handle.kept = True
+        self._observer.lent(handle)
+
     def release(self, handle: Handle) -> None:
         self.open_handles -= 1
         if handle.borrowed:
             self._store.return_fd(handle.version)
+        if handle.kept:
+            self._store.unpin(handle.version)
         self._observer.closed(handle)
 
     def passthrough_fd(self, handle: Handle) -> int | None:

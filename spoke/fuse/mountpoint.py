@@ -144,7 +144,7 @@ def mounts_at(path: str) -> list[MountEntry]:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that serves a mount, told apart from a later one with its pid."""
+    """The process that serves a mount, or keeps it for those that do, told apart from a later one with its pid."""
 
     pid: int
     start_ticks: int
@@ -155,7 +155,10 @@ class Owner:
 
     @classmethod
     def this_process(cls, mountpoint: str, minor: int) -> Owner:
-        pid = os.getpid()
+        return cls.of(os.getpid(), mountpoint, minor)
+
+    @classmethod
+    def of(cls, pid: int, mountpoint: str, minor: int) -> Owner:
         return cls(pid, _start_ticks(pid) or 0, _boot_id(), _pid_namespace(), minor, mountpoint)
 
     def is_alive(self) -> bool | None:
