@@ -83,13 +83,13 @@ class Hub(Process):
 
 class Spoke(Process):
     def __init__(
-        self, mountpoint: Path, hub_address: str, cache_dir: Path, dataset: str = "data", extra: Sequence[str] = ()
+        self, mountpoint: Path, hub_address: str, cache_dir: Path, dataset: str | None = "data", extra: Sequence[str] = ()
     ) -> None:
         self.mountpoint = mountpoint
         mountpoint.mkdir(exist_ok=True)
         super().__init__(
-            ["spoke.cli", "mount", str(mountpoint), "--hub", hub_address, "--dataset", dataset,
-             "--cache-dir", str(cache_dir), "--cache-size", "2GiB", "--metrics", "127.0.0.1:0",
+            ["spoke.cli", "mount", str(mountpoint), "--hub", hub_address,
+             *(["--dataset", dataset] if dataset is not None else []), "--cache-dir", str(cache_dir), "--cache-size", "2GiB", "--metrics", "127.0.0.1:0",
              "--log-format", "json", *extra],
             mountpoint.with_suffix(".log"),
         )  # fmt: skip
@@ -129,7 +129,10 @@ class Spoke(Process):
         for pid in others:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return super().kill(number)
+        code = super().kill(number)
+        for pid in others:
+            eventually(lambda pid=pid: not is_running(pid))
+        return code
 
     def clean_up(self) -> None:
         """SIGTERM, then harder; the mount must be gone in the end."""
