@@ -502,7 +502,7 @@ SUPERVISED_SILENT_S = 60.0
 SUPERVISED_SIGN_INTERVAL_S = 2.0
 """Between two signs of life of a worker."""
 
-SUPERVISED_STOP_S = 8.0
+SUPERVISED_STOP_S = 5.5
 """From SIGTERM to the end of a worker, which unmounts in 3 s at most. Then it is killed, and the supervisor unmounts."""
 
 SUPERVISED_ABORT_S = 3.0
@@ -526,7 +526,7 @@ SUPERVISOR_CLIENTS_MAX = 16
 REFUSING_S = 1.0
 """Once a mount is given up: how long requests are still answered with EIO before the connection ends."""
 
-SERVICE_JOBS_TIMEOUT_S = 2.0
+SERVICE_JOBS_TIMEOUT_S = 1.0
 """Asking systemd which job stops this unit. No answer counts as a stop: the mount is taken away."""
 
 # --- under systemd (common/systemd) -----------------------------------------------------------------------

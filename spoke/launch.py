@@ -110,7 +110,8 @@ def _supervise(
     for fd in (channel_fd, ready_fd, *stored):
         if fd >= 0:
             os.set_inheritable(fd, True)
-    supervisor = [*module_command("spoke.supervisor")[0], path, str(spec_fd)]
+    # The command's own words go along: ps and doctor see what was asked for.
+    supervisor = [*module_command("spoke.supervisor")[0], str(spec_fd), *sys.argv[1:]]
     try:
         os.execve(supervisor[0], supervisor, environment)
     except OSError as error:

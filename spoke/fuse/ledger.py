@@ -181,6 +181,10 @@ class Ledger:
     def handle_ids_from(self, first: int) -> int:
         return max(first, self._numbers[_HANDLE_IDS_AT])
 
+    def giving_out(self, handle_id: int) -> None:
+        """Before a handle id is told to the kernel, of a directory too: no later worker uses it for another."""
+        self._reserve(_HANDLE_IDS_AT, handle_id)
+
     def _reserve(self, at: int, number: int) -> None:
         if number >= self._numbers[at]:
             self._numbers[at] = number + FUSE_LEDGER_NUMBERS_RESERVED
@@ -219,7 +223,6 @@ class Ledger:
 
     def add_handle(self, handle_id: int, node_id: int, unique: int, backing_id: int) -> int:
         """Write down an open file."""
-        self._reserve(_HANDLE_IDS_AT, handle_id)
         return self._append(_HANDLE_BODY.pack(_HANDLE, backing_id, handle_id, node_id, unique), 0)
 
     def drop(self, slot: int) -> None:

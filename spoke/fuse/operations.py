@@ -340,6 +340,8 @@ class Operations(Generic[HandleT]):
 
     def _new_handle_id(self) -> int:
         self._last_handle_id += 1
+        if self._ledger is not None:
+            self._ledger.giving_out(self._last_handle_id)
         return self._last_handle_id
 
     def _opendir(self, node_id: int, _body: memoryview, _task_id: int) -> Reply:

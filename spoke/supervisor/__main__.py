@@ -1,4 +1,4 @@
-"""``python -m spoke.supervisor MOUNTPOINT FD``: started by ``headrace-spoke mount`` in its own place; FD holds the Spec."""
+"""``python -m spoke.supervisor FD mount …``: ``headrace-spoke mount`` becomes this; FD holds the Spec, the rest is for ps."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import sys
 from spoke.supervisor.supervisor import run
 
 if __name__ == "__main__":
-    sys.exit(run(int(sys.argv[2]), sys.argv))
+    sys.exit(run(int(sys.argv[1])))

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -242,7 +242,7 @@ class Supervisor:
             case "failed":
                 worker.failure = str(message.get("error"))
                 worker.exit_code = int(message.get("exit", 1))
-            case "stopping":
+            case "stopping" if self._stop_at_s is None:
                 self._service.tell(STOPPING=1, STATUS="stopping")
         for fd in fds:
             os.close(fd)
@@ -617,9 +617,8 @@ def make_say(as_json: bool) -> Say:
     return say
 
 
-def run(spec_fd: int, argv: Sequence[str]) -> int:
+def run(spec_fd: int) -> int:
     """The process's main. ``spec_fd``: the Spec as JSON."""
-    del argv
     with os.fdopen(spec_fd, "r") as file:
         spec = Spec(**json.load(file))
     for fd in (spec.ready_fd, spec.device_fd, spec.ledger_fd):

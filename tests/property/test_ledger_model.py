@@ -107,6 +107,7 @@ class Life:
             node_id = sorted(self.nodes)[choice % len(self.nodes)]
             number, self.next_number = self.next_number, self.next_number + 1
             self.in_doubt.add((True, number))
+            self.ledger.giving_out(number)
             self.slots[True, number] = self.ledger.add_handle(number, node_id, number * 2, choice % 3)
             self.handles[number] = node_id
         elif action == "look" and self.nodes:

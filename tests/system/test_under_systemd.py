@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +23,22 @@ class Systemd:
         self.stored: dict[str, int] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
-        self._socket.settimeout(20)
+        self._said: queue.Queue[tuple[bytes, list[int]]] = queue.Queue()
+        self._thread = threading.Thread(target=self._take, daemon=True)
+        self._thread.start()
+
+    def _take(self) -> None:
+        """Always at once, as systemd does: the kernel keeps ten messages that nobody takes, and then none."""
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._socket, 4096, 4)
+            self._said.put((data, fds))
+            if not data:
+                return
 
     def until(self, field: str) -> dict[str, str]:
         """The first message with this field; those before it may only be signs of life and requests for time."""
         while True:
-            data, fds, _, _ = socket.recv_fds(self._socket, 4096, 4)
+            data, fds = self._said.get(timeout=30)
             said = dict(line.split("=", 1) for line in data.decode().split("\n"))
             if "FDSTORE" in said:
                 (self.stored[said["FDNAME"]],) = fds
@@ -34,7 +46,7 @@ class Systemd:
                 os.close(self.stored.pop(said["FDNAME"]))
             if field in said:
                 return said
-            assert said.keys() <= {"WATCHDOG", "EXTEND_TIMEOUT_USEC", "FDSTORE", "FDSTOREREMOVE", "FDNAME"}, said
+            assert said.keys() <= {"WATCHDOG", "EXTEND_TIMEOUT_USEC", "FDSTORE", "FDSTOREREMOVE", "FDNAME", "STATUS"}, said
 
     def give_back(self) -> list[str]:
         """In front of a command: the descriptors as systemd hands them to the next start."""
@@ -49,6 +61,9 @@ class Systemd:
         return ["-c", script, ":".join(names), ",".join(str(self.stored[name]) for name in names)]
 
     def close(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
+            last.sendto(b"", str(self.path))
+        self._thread.join(10)
         self._socket.close()
         for fd in self.stored.values():
             os.close(fd)

@@ -24,6 +24,7 @@ def test_numbers_terms_and_identity_come_back() -> None:
     ledger.agree(terms)
     slot = ledger.add_node(1024, 17, b"dir/\xff\n", b"packed")
     ledger.set_lookups(slot, 3)
+    ledger.giving_out(2)
     ledger.add_handle(1, 1024, 99 << 1, 0)
     ledger.add_handle(2, 1024, 7, 12)
     other = again(ledger)
