@@ -187,10 +187,9 @@ class Spoke:
         unknown dataset) or HeadraceError with the reason.
         """
         settings = loaded.settings
-        first_serial = FIRST_SERIAL
         if handed is not None:
             handed.check(mountpoint, settings.dataset)
-            first_serial = handed.first_serial
+        first_serial = handed.first_serial if handed is not None else FIRST_SERIAL
         store = await asyncio.to_thread(
             Store.open,
             settings.cache_dir,
@@ -201,9 +200,7 @@ class Spoke:
             clock=runtime.now_s,
         )
         try:
-            journal = await Journal.open(
-                settings.cache_dir / "names" / quote(settings.dataset, safe=""), first_serial
-            )
+            journal = await Journal.open(settings.cache_dir / "names" / quote(settings.dataset, safe=""), first_serial)
         except OSError as error:
             await store.close()
             raise CacheDirectoryError(f"the names in {settings.cache_dir} cannot be kept: {error.strerror}") from error

@@ -14,6 +14,7 @@ from common.log import get_logger
 from common.runtime import cancel_and_wait
 from common.terminal import exit_code
 from spoke.fuse.ledger import Ledger
+from spoke.namespace.tree import FIRST_SERIAL
 from spoke.supervisor.channel import Channel
 
 log = get_logger(__name__)
@@ -39,8 +40,7 @@ class Handed:
     @property
     def first_serial(self) -> int:
         """Inode numbers from here on mean nothing to anybody yet."""
-        nodes = self.ledger.records()[0] if self.ledger is not None else []
-        return max((node.serial for node in nodes), default=1) + 1
+        return self.ledger.serials_from(FIRST_SERIAL) if self.ledger is not None else FIRST_SERIAL
 
     def check(self, mountpoint: str, dataset: str) -> None:
         """Raises MountpointError when these settings are for another mount than the one that is there."""

@@ -1,7 +1,8 @@
 """``python -m tests.outlive_job MOUNT TRUTH``: sixteen processes read the mount in every way, and compare each byte with TRUTH.
 
-Reads until its stdin closes, then prints one JSON line: operations and longest operation of each kind, and every error. TRUTH holds
-``warm`` (its first WARM_BYTES are cached: never whole, so opened the plain way), ``whole`` (passthrough), ``cold-N`` (fetched as they are read) and ``names/``.
+Reads until its stdin closes, then prints one JSON line: operations and longest operation of each kind, and every error. TRUTH
+holds ``warm`` (its first WARM_BYTES are cached: never whole, so opened the plain way), ``whole`` (passthrough), ``cold-N``
+(fetched as they are read) and ``names/``.
 """
 
 from __future__ import annotations

@@ -78,9 +78,7 @@ class Device:
         self.notifier = Notifier.for_fd(fd)
         self.passthrough = Passthrough(DeviceBacking(fd), why_not(options.passthrough, options.cache_dir))
         self._loop = asyncio.get_running_loop()
-        self._buffer = (
-            memoryview(bytearray(kernel.REQUEST_BUFFER_BYTES)) if ledger is None else ledger.request_buffer
-        )
+        self._buffer = memoryview(bytearray(kernel.REQUEST_BUFFER_BYTES)) if ledger is None else ledger.request_buffer
         self._buffers = [self._buffer]
         self._handlers: dict[int, Handler] = {}
         self._serving: Serving | None = None

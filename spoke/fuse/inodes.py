@@ -68,6 +68,9 @@ class InodeTable:
         self._by_id: dict[int, Inode] = {}
         self._current: dict[int, Inode] = {}  # by the node's serial
         self._next_id = ledger.node_ids_from(FIRST_NODE_ID) if ledger is not None else FIRST_NODE_ID
+        self._parent: Node | None = None
+        self._prefix = b""
+        self._restored: tuple[bytes | None, Node | None] = (None, None)
         self.root = Inode(ROOT_NODE_ID, root)
         self._by_id[ROOT_NODE_ID] = self.root
         self._current[root.serial] = self.root
@@ -82,34 +85,42 @@ class InodeTable:
         """The inode that new lookups of ``node`` get, if the kernel has seen it."""
         return self._current.get(node.serial)
 
-    def current(self, node: Node) -> Inode:
-        """As :meth:`known`, made if need be, and never with other bytes than the node has now."""
+    def current(self, node: Node, lookups: int = 0) -> Inode:
+        """As :meth:`known`, made if need be, and never with other bytes than the node has now. ``lookups``: how many more
+        references the reply that is being made gives the kernel."""
         inode = self._current.get(node.serial)
-        if inode is not None:
-            if inode.packed is node.packed:
-                return inode
-            if one_node_id(inode.packed, node.packed):
-                inode.packed = node.packed
-                return inode
+        if inode is not None and (inode.packed is node.packed or one_node_id(inode.packed, node.packed)):
+            inode.packed = node.packed
+            inode.lookups += lookups
+            if self._ledger is not None:
+                self._ledger.set_lookups(inode.slot, inode.lookups)
+            return inode
         inode = Inode(self._next_id, node)
+        inode.lookups = lookups
         if self._ledger is not None:
-            inode.slot = self._ledger.add_node(inode.node_id, node.serial, node.path(), node.packed)
+            inode.slot = self._ledger.add_node(inode.node_id, node.serial, self._path(node), node.packed, lookups)
         self._next_id += 1
         self._by_id[inode.node_id] = inode
         self._current[node.serial] = inode
         return inode
 
-    def looked_up(self, inode: Inode) -> None:
-        """The reply that is being made gives the kernel one more reference to it."""
-        inode.lookups += 1
-        if self._ledger is not None:
-            self._ledger.set_lookups(inode.slot, inode.lookups)
+    def _path(self, node: Node) -> bytes:
+        """Siblings come one after another: their directory's path is made once."""
+        if node.parent is None or node.parent.parent is None:
+            return node.path()
+        if node.parent is not self._parent:
+            self._parent, self._prefix = node.parent, node.parent.path() + b"/"
+        return self._prefix + node.name
 
     def restore(self, record: NodeRecord, tree: Tree) -> Inode:
         """A node id that an earlier worker gave out, in the order of node ids. Where the tree has moved on it is an outdated one."""
-        node = tree.resolve(record.path)
+        directory, _, name = record.path.rpartition(b"/")
+        if directory != self._restored[0]:
+            self._restored = directory, tree.resolve(directory)
+        parent = self._restored[1]
+        node = parent.children.get(name) if parent is not None else None
         if node is None or node is tree.root or node.packed[0] != record.packed[0]:
-            node = Node(record.path.rpartition(b"/")[2], None, record.packed, record.serial)
+            node = Node(name, None, record.packed, record.serial)
         elif node.serial != record.serial:
             self._current.pop(node.serial, None)
             node.serial = record.serial  # st_ino stays what it was

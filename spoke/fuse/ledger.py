@@ -27,7 +27,7 @@ from spoke.fuse.kernel import REQUEST_BUFFER_BYTES, Negotiated
 
 MAGIC = int.from_bytes(b"HRLEDGR1", "little")
 _MAGIC_AT, _AGREED_AT, _FLAGS_AT, _MINOR_AT, _READAHEAD_AT, _BACKGROUND_AT, _NODE_IDS_AT, _HANDLE_IDS_AT = range(8)
-_IDENTITY_LENGTH_AT = 8
+_IDENTITY_LENGTH_AT, _SERIALS_AT = 8, 9
 _IDENTITY_BYTES, _IN_HAND_BYTES = 512, 4096
 _BUFFER_BYTES = _IN_HAND_BYTES + FUSE_REQUESTS_IN_HAND_MAX * 8
 _FIXED_BYTES = -(-(_BUFFER_BYTES + REQUEST_BUFFER_BYTES) // 65536) * 65536
@@ -70,11 +70,14 @@ class HandleRecord(NamedTuple):
 
 
 class _Segment:
-    __slots__ = ("live_bytes", "live_records", "memory", "used_bytes", "words")
+    """``torn``: an earlier worker wrote in it, and may have left half a record behind the last whole one."""
+
+    __slots__ = ("live_bytes", "live_records", "memory", "torn", "used_bytes", "words")
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
         self.words = memoryview(memory).cast("I")
+        self.torn = False
         self.used_bytes = 0
         self.live_bytes = 0
         self.live_records = 0
@@ -121,6 +124,7 @@ class Ledger:
         for _ in range((size_bytes - _FIXED_BYTES) // FUSE_LEDGER_SEGMENT_BYTES):
             ledger._map_next()
         for index, segment in enumerate(ledger._segments):
+            segment.torn = True
             for slot, length_bytes in ledger._scan(index):
                 if segment.words[(slot & (_SEGMENT_WORDS - 1)) + 1] & _ALIVE:
                     ledger._account(segment, +length_bytes)
@@ -181,6 +185,10 @@ class Ledger:
     def handle_ids_from(self, first: int) -> int:
         return max(first, self._numbers[_HANDLE_IDS_AT])
 
+    def serials_from(self, first: int) -> int:
+        """Inode numbers from here on stand for nothing that was written down."""
+        return max(first, self._numbers[_SERIALS_AT])
+
     def giving_out(self, handle_id: int) -> None:
         """Before a handle id is told to the kernel, of a directory too: no later worker uses it for another."""
         self._reserve(_HANDLE_IDS_AT, handle_id)
@@ -213,10 +221,13 @@ class Ledger:
 
     # --- records -----------------------------------------------------------------------------------------
 
-    def add_node(self, node_id: int, serial: int, path: bytes, packed: bytes) -> int:
-        """Write down a new node id, with no lookups yet. Returns its slot. Raises OSError when there is no memory."""
-        self._reserve(_NODE_IDS_AT, node_id)
-        return self._append(_NODE_BODY.pack(_NODE, len(packed), len(path), node_id, serial) + packed + path, 0)
+    def add_node(self, node_id: int, serial: int, path: bytes, packed: bytes, lookups: int = 0) -> int:
+        """Write down a new node id. Returns its slot. Raises OSError when there is no memory."""
+        if node_id >= self._numbers[_NODE_IDS_AT]:
+            self._reserve(_NODE_IDS_AT, node_id)
+        if serial >= self._numbers[_SERIALS_AT]:
+            self._reserve(_SERIALS_AT, serial)
+        return self._append(_NODE_BODY.pack(_NODE, len(packed), len(path), node_id, serial) + packed + path, lookups)
 
     def set_lookups(self, slot: int, lookups: int) -> None:
         self._segments[slot // _SEGMENT_WORDS].words[slot % _SEGMENT_WORDS + 1] = _ALIVE | lookups
@@ -279,21 +290,24 @@ class Ledger:
     # --- segments ----------------------------------------------------------------------------------------
 
     def _append(self, body: bytes, count: int) -> int:
-        length_bytes = _HEAD_BYTES + len(body) + (-len(body) & 7)
+        body_bytes = len(body)
+        length_bytes = _HEAD_BYTES + body_bytes + (-body_bytes & 7)
         current = self._current
         if current < 0 or self._segments[current].used_bytes + length_bytes > FUSE_LEDGER_SEGMENT_BYTES:
             current = self._current = self._next_segment()
         segment = self._segments[current]
         at = segment.used_bytes
         word, words = at >> 2, segment.words
-        end = word + (length_bytes >> 2)
-        if end < _SEGMENT_WORDS:
-            words[end] = 0  # a record torn here before may have left anything
-        segment.memory[at + _HEAD_BYTES : at + _HEAD_BYTES + len(body)] = body
+        if segment.torn and at + length_bytes < FUSE_LEDGER_SEGMENT_BYTES:
+            words[at + length_bytes >> 2] = 0
+        at += _HEAD_BYTES
+        segment.memory[at : at + body_bytes] = body
         words[word + 1] = _ALIVE | count
         words[word] = length_bytes
-        segment.used_bytes = at + length_bytes
-        self._account(segment, length_bytes)
+        segment.used_bytes += length_bytes
+        segment.live_bytes += length_bytes
+        segment.live_records += 1
+        self._live_bytes += length_bytes
         return current * _SEGMENT_WORDS + word
 
     def _account(self, segment: _Segment, bytes_: int) -> None:
@@ -328,13 +342,16 @@ class Ledger:
         segment.words[0] = 0
         segment.memory.madvise(mmap.MADV_REMOVE)
         segment.used_bytes = 0
+        segment.torn = False
         self._empty.append(index)
 
     def _tidy(self) -> None:
         used = len(self._segments) - len(self._empty)
         if used <= _USED_SEGMENTS_TIDIED_FROM or used * FUSE_LEDGER_SEGMENT_BYTES < 4 * self._live_bytes:
             return
-        others = [index for index in range(len(self._segments)) if index != self._current and self._segments[index].used_bytes]
+        others = [
+            index for index in range(len(self._segments)) if index != self._current and self._segments[index].used_bytes
+        ]
         index = min(others, key=lambda other: self._segments[other].live_bytes)
         segment = self._segments[index]
         for slot, length_bytes in list(self._scan(index)):

@@ -57,8 +57,7 @@ class Listing:
         place = self._place(position)
         parts = self._begin(place, plus=True)
         for next_place, node in self._fitting(place, room_bytes, parts, kernel.direntplus_bytes):
-            inode = inodes.current(node)
-            inodes.looked_up(inode)
+            inode = inodes.current(node, 1)
             next_position = _position(next_place, node.name)
             fields = ownership.fields(node.serial, node.name, node.entry)
             kind = DIRENT_TYPE[node.kind]
@@ -76,7 +75,9 @@ class Listing:
         for index in range(min(place - _DOTS, len(nodes)) - 1, -1, -1):
             if crc32(nodes[index].name) == checksum:
                 return index + _DOTS + 1
-        raise StaleVersion(f"{self._inode.node.path()!r} changed while it was listed and the spoke restarted; list it again")
+        raise StaleVersion(
+            f"{self._inode.node.path()!r} changed while it was listed and the spoke restarted; list it again"
+        )
 
     def _begin(self, place: int, plus: bool) -> list[bytes]:
         own = self._inode.node

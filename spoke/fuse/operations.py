@@ -291,8 +291,7 @@ class Operations(Generic[HandleT]):
         if node is None:
             # In a removed directory nothing can appear and nobody would be told: do not have it remembered.
             return errno.ENOENT if parent.is_outdated else self._negative
-        inode = self._inodes.current(node)
-        self._inodes.looked_up(inode)
+        inode = self._inodes.current(node, 1)
         return kernel.pack_entry(inode.node_id, self._lifetime, self._lifetime, self._fields(inode))
 
     def _fields(self, inode: Inode) -> kernel.Fields:

@@ -194,7 +194,9 @@ def load(directory: Path, first_serial: int = FIRST_SERIAL) -> Loaded:
             raise Damaged("it belongs to another snapshot")
     except (FileNotFoundError, Damaged) as error:
         # The snapshot may hold part of what only its log makes exact.
-        return Loaded(Tree(first_serial), 0, 0, 0, (f"{path.name} is missing or damaged, the names are not used: {error}",))
+        return Loaded(
+            Tree(first_serial), 0, 0, 0, (f"{path.name} is missing or damaged, the names are not used: {error}",)
+        )
     try:
         kept_bytes = _replay(tree, memoryview(log_data), end_revision)
         if tree.revision < end_revision:

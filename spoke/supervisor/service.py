@@ -27,7 +27,9 @@ class Service:
         self.watchdog_s = watchdog_s(environ, os.getpid())
         self._address = socket_address(environ.get("NOTIFY_SOCKET", ""))
         stored_max = environ.get("FDSTORE", "")
-        self.keeps_descriptors = self._address is not None and stored_max.isdecimal() and int(stored_max) >= len(FD_NAMES)
+        self.keeps_descriptors = (
+            self._address is not None and stored_max.isdecimal() and int(stored_max) >= len(FD_NAMES)
+        )
         for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "FDSTORE"):
             environ.pop(name, None)
 

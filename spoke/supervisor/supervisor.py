@@ -21,31 +21,12 @@ from typing import Any
 
 from common import limits
 from spoke.supervisor.channel import Channel, Message
+from spoke.supervisor.clients import Clients
 from spoke.supervisor.refusing import refuse_pending
 from spoke.supervisor.restarts import Restarts
 from spoke.supervisor.service import Service
+from spoke.supervisor.spec import Say, Spec, make_say
 from spoke.supervisor.workers import Worker, how_it_ended
-
-Say = Callable[..., None]
-
-
-@dataclass
-class Spec:
-    """What the command hands over. ``command`` starts a worker; ``take_away`` unmounts by force. ``ready_fd``: where a background
-    start is reported, -1: on stdout. ``device_fd`` and ``ledger_fd``: of a mount to go on with, -1 without one."""
-
-    mountpoint: str
-    command: list[str]
-    take_away: list[str]
-    control_path: str
-    worker_pid: int
-    channel_fd: int
-    ready_fd: int = -1
-    device_fd: int = -1
-    ledger_fd: int = -1
-    log_json: bool = True
-    hangup_stops: bool = False
-    hangup_ignored: bool = False
 
 
 @dataclass
@@ -83,7 +64,7 @@ class Supervisor:
         self._upgrade: _Upgrade | None = None
         self._selector = selectors.DefaultSelector()
         self._wake_fd, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._clients: dict[socket.socket, bytearray] = {}
+        self._clients = Clients(spec.control_path, self._selector, self._on_request)
         self._next_sign_s = 0.0
         self._silent_s = min(limits.SUPERVISED_SILENT_S, service.watchdog_s or limits.SUPERVISED_SILENT_S)
         self._silent_s = max(self._silent_s, 3 * limits.SUPERVISED_SIGN_INTERVAL_S)
@@ -95,15 +76,15 @@ class Supervisor:
 
     def run(self) -> int:
         self._catch_signals()
-        listener = self._listen()
+        try:
+            self._clients.listen()
+        except OSError as error:
+            self._say("warning", "upgrade only by SIGHUP: no control socket", error=str(error))
         try:
             while self._exit is None:
                 self._turn()
         finally:
-            if listener is not None:
-                listener.close()
-                with contextlib.suppress(OSError):
-                    os.unlink(self._spec.control_path)
+            self._clients.close()
         assert self._exit is not None
         return self._exit
 
@@ -411,7 +392,7 @@ class Supervisor:
         if reason:
             self._say("error", "no upgrade", reason=reason)
             if asking is not None:
-                self._answer(asking, {"error": reason, "code": "failed", "exit": 1})
+                self._clients.answer(asking, {"error": reason, "code": "failed", "exit": 1})
             return
         self._watch(new)
         self._upgrade = _Upgrade(new, self._worker, [asking] if asking is not None else [], since_s=now_s + 1e9)
@@ -452,7 +433,7 @@ class Supervisor:
         result = {"said": f"a new worker serves (process {worker.pid}); readers waited {paused_s:.2f} s at most",
                   "worker_pid": worker.pid, "paused_s": round(paused_s, 3)}  # fmt: skip
         for asking in upgrade.asking:
-            self._answer(asking, {"result": result})
+            self._clients.answer(asking, {"result": result})
 
     def _retire(self, worker: Worker) -> None:
         """It has nothing left to do but to exit; reaped when it does."""
@@ -512,70 +493,23 @@ class Supervisor:
             return
         self._say("error", "no upgrade", reason=reason)
         for asking in self._upgrade.asking:
-            self._answer(asking, {"error": reason, "code": "failed", "exit": 1})
+            self._clients.answer(asking, {"error": reason, "code": "failed", "exit": 1})
         self._upgrade.asking = []
 
-    # --- the control socket ------------------------------------------------------------------------------
+    # --- what is asked of it -----------------------------------------------------------------------------
 
-    def _listen(self) -> socket.socket | None:
-        with contextlib.suppress(OSError):
-            os.unlink(self._spec.control_path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        old_umask = os.umask(0o177)
-        try:
-            listener.bind(self._spec.control_path)
-            listener.listen(8)
-        except OSError as error:
-            self._say("warning", "upgrade only by SIGHUP: no control socket", error=str(error))
-            listener.close()
-            return None
-        finally:
-            os.umask(old_umask)
-        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
-        return listener
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            client, _ = listener.accept()
-        except OSError:
-            return
-        if len(self._clients) >= limits.SUPERVISOR_CLIENTS_MAX:
-            client.close()
-            return
-        client.setblocking(False)
-        self._clients[client] = bytearray()
-        self._selector.register(client, selectors.EVENT_READ, lambda: self._on_request(client))
-
-    def _on_request(self, client: socket.socket) -> None:
-        try:
-            data = client.recv(4096)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        line = self._clients[client]
-        line += data
-        if not data or len(line) > 4096:
-            self._close_client(client)
-            return
-        if not line.endswith(b"\n"):
-            return
-        try:
-            request = json.loads(line)
-            command = request.get("command")
-        except (ValueError, AttributeError):
-            command = None
-        line.clear()
+    def _on_request(self, client: socket.socket, command: object) -> None:
         match command:
             case "upgrade":
                 self._begin_upgrade(client)
             case "state":
-                self._answer(client, {"result": self.state()})
+                self._clients.answer(client, {"result": self.state()})
             case "stop":
-                self._answer(client, {"result": {"stopping": True}})
+                self._clients.answer(client, {"result": {"stopping": True}})
                 self._begin_stop()
             case _:
-                self._answer(client, {"error": f"unknown command {command!r}; known: state, stop, upgrade", "code": "usage", "exit": 2})
+                refusal = f"unknown command {command!r}; known: state, stop, upgrade"
+                self._clients.answer(client, {"error": refusal, "code": "usage", "exit": 2})
 
     def state(self) -> dict[str, Any]:
         """Also while no worker serves."""
@@ -588,33 +522,6 @@ class Supervisor:
             "failed_starts": self._restarts.failed_starts,
             "last_failure": self._last_failure,
         }
-
-    def _answer(self, client: socket.socket, answer: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            client.sendall(json.dumps(answer).encode() + b"\n")
-        self._close_client(client)
-
-    def _close_client(self, client: socket.socket) -> None:
-        if self._clients.pop(client, None) is not None:
-            self._selector.unregister(client)
-            client.close()
-
-
-def make_say(as_json: bool) -> Say:
-    """Lines like those of common.log, which needs more than the standard library."""
-
-    def say(level: str, event: str, **facts: object) -> None:
-        shown = {name: value for name, value in facts.items() if value is not None}
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + f".{time.time_ns() // 1000 % 1_000_000:06d}Z"
-        if as_json:
-            line = json.dumps({**shown, "module": __name__, "event": event, "level": level, "timestamp": stamp})
-        else:
-            line = f"{stamp} [{level:<8}] {event} " + " ".join(f"{name}={value}" for name, value in shown.items())
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
-
-    return say
 
 
 def run(spec_fd: int) -> int:

@@ -156,12 +156,16 @@ class Life:
         self.begin()
 
 
-ACTIONS = st.tuples(st.sampled_from(["node", "node", "node", "handle", "look", "close", "forget", "forget"]), st.integers(0, 5000))
+ACTIONS = st.tuples(
+    st.sampled_from(["node", "node", "node", "handle", "look", "close", "forget", "forget"]), st.integers(0, 5000)
+)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.lists(ACTIONS, max_size=60), st.integers(0, 400)), min_size=1, max_size=5))
-def test_what_the_kernel_was_told_survives_a_kill_before_any_store(lives: list[tuple[list[tuple[str, int]], int]]) -> None:
+def test_what_the_kernel_was_told_survives_a_kill_before_any_store(
+    lives: list[tuple[list[tuple[str, int]], int]],
+) -> None:
     life = Life()
     try:
         for actions, stores in lives:

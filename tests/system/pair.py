@@ -83,13 +83,19 @@ class Hub(Process):
 
 class Spoke(Process):
     def __init__(
-        self, mountpoint: Path, hub_address: str, cache_dir: Path, dataset: str | None = "data", extra: Sequence[str] = ()
+        self,
+        mountpoint: Path,
+        hub_address: str,
+        cache_dir: Path,
+        dataset: str | None = "data",
+        extra: Sequence[str] = (),
     ) -> None:
         self.mountpoint = mountpoint
         mountpoint.mkdir(exist_ok=True)
         super().__init__(
             ["spoke.cli", "mount", str(mountpoint), "--hub", hub_address,
-             *(["--dataset", dataset] if dataset is not None else []), "--cache-dir", str(cache_dir), "--cache-size", "2GiB", "--metrics", "127.0.0.1:0",
+             *(["--dataset", dataset] if dataset is not None else []),
+             "--cache-dir", str(cache_dir), "--cache-size", "2GiB", "--metrics", "127.0.0.1:0",
              "--log-format", "json", *extra],
             mountpoint.with_suffix(".log"),
         )  # fmt: skip

@@ -178,7 +178,12 @@ except OSError as error:
     try:
         reader = dataset.reader
         operations = Operations(
-            dataset.tree, reader, first.notifier, first.passthrough, ledger=first.ledger, request_id=lambda: first.request_id
+            dataset.tree,
+            reader,
+            first.notifier,
+            first.passthrough,
+            ledger=first.ledger,
+            request_id=lambda: first.request_id,
         )
         await first.serve(operations)
         mount = Mount(tmp_path / "mnt", dataset, first, operations)
@@ -196,7 +201,12 @@ except OSError as error:
             reader.held.clear()
             second = Device.take_over(kept[0], ledger, tmp_path / "run", MountOptions())
             taken = Operations(
-                dataset.tree, reader, second.notifier, second.passthrough, ledger=ledger, request_id=lambda: second.request_id
+                dataset.tree,
+                reader,
+                second.notifier,
+                second.passthrough,
+                ledger=ledger,
+                request_id=lambda: second.request_id,
             )
             assert taken.open_files == 2
             try:

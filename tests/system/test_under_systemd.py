@@ -46,7 +46,9 @@ class Systemd:
                 os.close(self.stored.pop(said["FDNAME"]))
             if field in said:
                 return said
-            assert said.keys() <= {"WATCHDOG", "EXTEND_TIMEOUT_USEC", "FDSTORE", "FDSTOREREMOVE", "FDNAME", "STATUS"}, said
+            assert said.keys() <= {"WATCHDOG", "EXTEND_TIMEOUT_USEC", "FDSTORE", "FDSTOREREMOVE", "FDNAME", "STATUS"}, (
+                said
+            )
 
     def give_back(self) -> list[str]:
         """In front of a command: the descriptors as systemd hands them to the next start."""

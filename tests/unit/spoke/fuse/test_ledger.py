@@ -31,7 +31,9 @@ def test_numbers_terms_and_identity_come_back() -> None:
     assert other.identity() == {"mountpoint": "/mnt/ä", "minor": 7}
     assert other.terms == terms
     nodes, handles = other.records()
-    assert [(n.node_id, n.serial, n.lookups, n.path, n.packed) for n in nodes] == [(1024, 17, 3, b"dir/\xff\n", b"packed")]
+    assert [(n.node_id, n.serial, n.lookups, n.path, n.packed) for n in nodes] == [
+        (1024, 17, 3, b"dir/\xff\n", b"packed")
+    ]
     assert [(h.handle_id, h.node_id, h.unique, h.backing_id) for h in handles] == [(1, 1024, 198, 0), (2, 1024, 7, 12)]
     assert other.node_ids_from(1024) > 1024
     assert other.handle_ids_from(1) > 2

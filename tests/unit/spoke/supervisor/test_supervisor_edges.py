@@ -10,7 +10,7 @@ import pytest
 
 from spoke.supervisor.channel import Channel
 from spoke.supervisor.service import FD_NAMES, Service, is_restarting, stored_descriptors
-from spoke.supervisor.supervisor import make_say
+from spoke.supervisor.spec import make_say
 from spoke.supervisor.workers import how_it_ended
 
 
