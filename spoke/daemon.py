@@ -605,6 +605,7 @@ def run_spoke(mountpoint: str, loaded: Loaded[SpokeSettings], channel: Channel) 
     """Serve one mount as its supervisor's worker, until SIGTERM, SIGINT, ``umount``, a lost mount, or the next worker."""
     # A terminal that hangs up is the supervisor's affair.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # nor does its background stop our log
     runtime.run(_serve(mountpoint, loaded, channel))
 
 

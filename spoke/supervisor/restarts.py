@@ -12,7 +12,7 @@ from common import limits
 
 
 class Restarts:
-    """``total``: workers started again so far."""
+    """``total``: workers that died and were replaced, or are about to be."""
 
     def __init__(self) -> None:
         self.total = 0

@@ -274,7 +274,7 @@ class Supervisor:
                 self._service.forget_stored()
             self._exit = 0
             return
-        if not self._was_ready:
+        if not self._was_ready and self._spec.device_fd < 0:  # nobody uses the mount yet
             if worker.failure:
                 self._report({"error": worker.failure, "exit": worker.exit_code}, "")
                 self._service.tell(STATUS=f"failed: {worker.failure}")
