@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from common.errors import HeadraceError
 from common.limits import STOP_ANSWER_TIMEOUT_S, UPGRADE_ANSWER_S
 from spoke import control
-from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at
+from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at, process_state, read_owner
 from spoke.places import runtime_dir
+
+
+def untouched_path(typed: str) -> Path:
+    """A path as it was typed. Typer's own calls stat() on it, which hangs for as long as the spoke of a mountpoint does."""
+    return Path(typed)
+
+
+Mountpoint = Annotated[
+    Path, typer.Argument(help="Where the dataset is mounted.", parser=untouched_path, show_default=False)
+]
+"""The argument of every command."""
 
 
 def ask(mountpoint: Path, command: str, request: Mapping[str, Any] | None = None) -> Any:
@@ -30,13 +43,20 @@ def ask_supervisor(mountpoint: Path, command: str) -> Any:
         )
 
 
-def _between_workers(path: str) -> str | None:
-    """What the supervisor says when no worker answers; None: there is none either."""
+def _supervisor_state(path: str) -> Any:
+    """None: nobody answers."""
     try:
-        state = control.ask_once(
+        return control.ask_once(
             control.supervisor_socket_path(runtime_dir(), path), {"command": "state"}, timeout_s=STOP_ANSWER_TIMEOUT_S
         )
     except HeadraceError:
+        return None
+
+
+def _between_workers(path: str) -> str | None:
+    """What the supervisor says when no worker answers; None: there is none either."""
+    state = _supervisor_state(path)
+    if state is None:
         return None
     return (
         f"no worker serves {path} just now: the last one ended ({state['last_failure'] or state['last_end'] or 'starting'}), "
@@ -46,9 +66,17 @@ def _between_workers(path: str) -> str | None:
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Say why nobody listens: a spoke that died, another user's, or no mountpoint at all."""
+    """Say why nobody listens or answers: a spoke that is stuck, one that died, another user's, or no mountpoint at all."""
     try:
         yield
+    except control.Silent as error:
+        owner = read_owner(runtime_dir(), path)
+        state = _supervisor_state(path)
+        pid = state["worker_pid"] if state else owner.pid if owner is not None else None
+        who = f"{path} (process {pid}, {process_state(pid)})" if pid is not None else path
+        raise control.Silent(
+            f"{who}: {error}; headrace-spoke doctor {path} looks at it, headrace-spoke umount --force {path} takes it away"
+        ) from None
     except control.NotMounted as error:
         said = _between_workers(path)
         if said is not None:

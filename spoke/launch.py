@@ -202,7 +202,13 @@ def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> N
     if not mounts or not mounts[-1].is_ours:
         raise UsageError(f"{path} is not a mount of Headrace")
     if not force:
-        holders = list(_holders(path))
+        try:
+            # A process that faults on a stuck mapping can hold the lock which looking at its mappings needs.
+            holders = mountpoints.bounded(lambda: list(_holders(path)), limits.HOLDERS_TIMEOUT_S)
+        except TimeoutError:
+            raise HeadraceError(
+                f"{path}: who uses it cannot be found out, a process hangs; --force does not ask"
+            ) from None
         if holders:
             raise HeadraceError(f"{path} is in use by {', '.join(holders)}; end them, or give --force")
     minor = mounts[-1].minor
@@ -226,9 +232,18 @@ def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> N
     ):
         raise HeadraceError(f"{path} could not be unmounted; see the log, or as root: umount -l {path}")
     if force and owner is not None and owner.is_alive():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(owner.pid, signal.SIGKILL)
+        _kill_with_workers(owner.pid)
     say(f"unmounted {path}")
+
+
+def _kill_with_workers(pid: int) -> None:
+    """A worker that is stopped or stuck would not notice that its supervisor is gone, and keep the cache."""
+    workers: list[int] = []
+    with contextlib.suppress(OSError):
+        workers = [int(worker) for worker in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    for one in (pid, *workers):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
 
 
 def _stop_supervisor(path: str) -> bool:
