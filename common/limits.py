@@ -723,6 +723,79 @@ ORDER_IDLE_READS = 512
 ORDER_FILES_KNOWN_MAX = 16_384
 """Files of an order whose names and numbers are kept at hand (about 400 B each). Forgotten all, and looked up again."""
 
+# --- insight: who waited for what, why, and how the last hour went (spoke/insight) ----------------------------
+
+STALL_ROWS_MAX = 256
+"""Processes, cgroups and files whose stall seconds are kept apart (some 5 KB each when busy). The least is added to the others."""
+
+STALL_MINUTES = 10
+STALL_MINUTE_ROWS_MAX = 128
+"""Minutes looked back on in "lost 41 s of 10 min", and rows of each. The oldest minute goes; the least row joins the others."""
+
+STALL_PENDING_MAX = 1024
+"""Waits whose process is still being looked up. Beyond, they are counted as unknown."""
+
+STALLS_SHOWN_MAX = 20
+"""Rows of each kind that status shows."""
+
+PROCESSES_MAX = 1024
+"""Threads whose process is remembered. The oldest is looked up again."""
+
+PROCESSES_ASKED_MAX = 64
+"""Threads that are being looked up at once, 0.1 ms each. Others are looked up when they wait next, and are unknown until then."""
+
+PROCESS_CHECK_S = 5.0
+"""For so long a thread id is believed to be who it was: with pid_max at its default of 4,194,304 none comes round in that time."""
+
+PROCESS_ENVIRONMENT_MAX_BYTES = 256 * 1024
+"""Read of a process's environment, for RANK. What stands behind is not seen."""
+
+HISTORY_EXTENTS_MAX = 32_768
+HISTORY_NOTES_KEPT = 8
+"""Extents (32 GiB) of which the last decisions are known, 16 B each: some 10 MB in all. The one noted longest ago is forgotten."""
+
+HISTORY_WHOM_MAX = 4096
+"""Versions for which others were evicted, by number. The oldest is forgotten: "evicted", and not for whom."""
+
+SLOW_READS_KEPT = 512
+SLOW_READS_SHOWN = 32
+"""Reads that waited, with their causes: kept, and shown by explain. The oldest goes."""
+
+TRAINING_JOBS_MAX = 64
+TRAINING_STEPS_KEPT = 256
+TRAINING_READS_KEPT = 256
+TRAINING_STEPS_SHOWN = 20
+"""Jobs that mark their steps, and steps of each kept and shown. The job heard of longest ago, the oldest step goes."""
+
+TRAINING_FORGOTTEN_S = 3600.0
+"""A job that marked no step for so long is not shown any more."""
+
+PLAN_MARKS_MAX = 512
+"""Marks of training steps in one message. Refuse: E2BIG."""
+
+SAMPLE_INTERVAL_S = 5.0
+SAMPLES_KEPT = 720
+SERIES_POINTS = 240
+"""Between two samples; an hour of them (some 0.5 MB); and points of a curve on the page."""
+
+FLEET_SPOKES_MAX = 256
+FLEET_POINTS = 60
+FLEET_ALERTS_MAX = 100
+"""Spokes on the hub's page with 5 minutes of each one's rate (some 3 KB), and alerts. The rest is counted; status has all."""
+
+CACHE_MAP_FILES = 24
+CACHE_MAP_CELLS = 48
+"""Files of the page's map of the cache, those opened last, and cells of each."""
+
+NAME_SEARCH_SLICE = 20_000
+"""Names looked at between two turns of the event loop (some 5 ms) when somebody asks which path has a version."""
+
+CACHE_LIST_MAX = 1000
+"""Rows that ``cache ls`` shows unless told otherwise; at most 100,000."""
+
+BUG_REPORT_LOG_BYTES = 2 * 1024 * 1024
+"""The end of each log that a bug report takes."""
+
 # --- plans: what a job says it will read (spoke/plans, PLAN.md) -----------------------------------------------
 
 PLAN_MESSAGE_MAX_BYTES = 16_383

@@ -12,6 +12,7 @@ import typer
 from common.errors import HeadraceError
 from common.limits import STOP_ANSWER_TIMEOUT_S, UPGRADE_ANSWER_S
 from spoke import control
+from spoke.completion import complete_mountpoint
 from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at, process_state, read_owner
 from spoke.places import runtime_dir
 
@@ -22,16 +23,24 @@ def untouched_path(typed: str) -> Path:
 
 
 Mountpoint = Annotated[
-    Path, typer.Argument(help="Where the dataset is mounted.", parser=untouched_path, show_default=False)
+    Path,
+    typer.Argument(
+        help="Where the dataset is mounted.",
+        parser=untouched_path,
+        show_default=False,
+        autocompletion=complete_mountpoint,
+    ),
 ]
 """The argument of every command."""
 
 
-def ask(mountpoint: Path, command: str, request: Mapping[str, Any] | None = None) -> Any:
+def ask(mountpoint: Path, command: str, request: Mapping[str, Any] | None = None, *, timeout_s: float = 5.0) -> Any:
     """The result of one command. Raises what the spoke answered, or NotMounted with the reason."""
     path = locate(mountpoint)
     with explained(path):
-        return control.ask_once(control.socket_path(runtime_dir(), path), {"command": command, **(request or {})})
+        return control.ask_once(
+            control.socket_path(runtime_dir(), path), {"command": command, **(request or {})}, timeout_s=timeout_s
+        )
 
 
 def ask_supervisor(mountpoint: Path, command: str) -> Any:

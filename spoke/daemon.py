@@ -21,6 +21,7 @@ from urllib.parse import quote
 from prometheus_client import CollectorRegistry
 
 from common import __version__, limits, runtime
+from common.blocks import BlockRange
 from common.config import Loaded
 from common.entries import Entry
 from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, UsageError
@@ -31,6 +32,7 @@ from common.units import format_address, parse_address
 from spoke import control
 from spoke.ahead import Ahead
 from spoke.cache.store import Store
+from spoke.cache_files import CacheFiles
 from spoke.config import SpokeSettings
 from spoke.fetcher import Fetcher
 from spoke.fuse.attributes import Ownership
@@ -39,6 +41,7 @@ from spoke.fuse.operations import Operations
 from spoke.fuse.virtual import VirtualFile
 from spoke.hub_client.checks import Position
 from spoke.hub_client.client import HubClient, make_hello
+from spoke.insight.watch import Insight
 from spoke.long_waits import LongWaits
 from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
@@ -50,6 +53,7 @@ from spoke.namespace.suspicion import Losses, Suspicion
 from spoke.namespace.suspicion_record import kept
 from spoke.namespace.tree import FIRST_SERIAL, Invalidation
 from spoke.orders.shelf import OrderShelf
+from spoke.page import spoke_page
 from spoke.pins import Pins
 from spoke.places import runtime_dir
 from spoke.plans import Plans
@@ -72,6 +76,8 @@ class NoHubYet(UsageError):
 
 class Spoke:
     """Use :func:`run_spoke`, or ``await Spoke.start(…)``, ``await spoke.wait(stop)``, ``await spoke.close()``."""
+
+    insight: Insight
 
     def __init__(
         self,
@@ -128,19 +134,31 @@ class Spoke:
         )
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock, settings.read_ahead_kib)
-        self.plans = Plans(self.tree, self.ahead if self.planner is not None else None, clock)
+        self.plans = Plans(
+            self.tree,
+            self.ahead if self.planner is not None else None,
+            clock,
+            lambda message, task_id: self.insight.marks(message, task_id),  # noqa: PLW0108 it comes later
+        )
         self.order_shelf = OrderShelf(
             (settings.cache_dir / "orders").absolute(), self.ahead if settings.prefetch else None
         )
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
         self.ahead.attach(self.fetcher, self.client)
         self.ahead.foresee = store.foresee
-        store.on_gone = self.ahead.evicted
+        self.insight = Insight(self, self.fetcher.history, clock)
+        store.on_gone = self._blocks_gone
         self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
         observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
         self.long_waits = LongWaits(clock, self.client.in_words)
         self.reads = Reads(
-            store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout, long_waits=self.long_waits
+            store,
+            self.fetcher,
+            observer,
+            clock,
+            read_timeout_s=settings.read_timeout,
+            long_waits=self.long_waits,
+            waits=self.insight,
         )
         self.reads.names_in_doubt = lambda: str(self.suspicious) if self.suspicious is not None else ""
         self.pins = Pins(
@@ -156,16 +174,21 @@ class Spoke:
             order=self.ahead.order,
             link_rate=lambda: self.client.rate_bytes_per_s,
         )
+        self.cache_files = CacheFiles(self.tree, store, self.fetcher.recent)
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
         registry = CollectorRegistry()
         registry.register(TableCollector(METRICS, self))
-        self.pages = HttpPages(registry, self.health, self.status)
+        self.pages = HttpPages(registry, self.health, self.status, spoke_page(self.status, self.insight.page))
         self.control = control.ControlServer(
             control.socket_path(runtime_dir(), mountpoint),
             {
                 "status": self._answer_status,
                 "stop": self._answer_stop,
+                "explain": self._answer_explain,
+                "cache-list": self._answer_cache_list,
+                "cache-sizes": self._answer_cache_sizes,
+                "cache-evict": self._answer_cache_evict,
                 "warm": self._answer_warm,
                 "pin": self._answer_pin,
                 "unpin": self._answer_unpin,
@@ -180,6 +203,7 @@ class Spoke:
         )
         self._stop = asyncio.Event()
         self._housekeeping: asyncio.Task[None] | None = None
+        self._sampling: asyncio.Task[None] | None = None
 
     # --- life --------------------------------------------------------------------------------------------
 
@@ -237,6 +261,7 @@ class Spoke:
         await self.control.start()
         await self.pages.start(*self._metrics_address())
         self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
+        self._sampling = asyncio.create_task(self._take_samples(), name="samples")
 
     async def _get_names(self) -> None:
         """Names from the hub if it answers; those on disk if it does not and there are some."""
@@ -286,6 +311,7 @@ class Spoke:
             confirm=self._confirm if settings.consistency == "strict" else None,
             virtual_files={
                 b"status": VirtualFile(lambda: _shown(self.status())),
+                b"explain": VirtualFile(lambda: _shown(self.insight.recent())),
                 b"plan": VirtualFile(lambda: _shown(self.plans.facts()), self.plans.ioctl),
             },
             ledger=device.ledger,
@@ -314,7 +340,11 @@ class Spoke:
             asyncio.create_task(self._stop.wait(), name="stop command"),
             asyncio.create_task(self.device.wait_ended(), name="mount ended"),
         ]
-        workers = [task for task in (self._housekeeping, self.follower.task, *self.fetcher.tasks) if task is not None]
+        workers = [
+            task
+            for task in (self._housekeeping, self._sampling, self.follower.task, *self.fetcher.tasks)
+            if task is not None
+        ]
         try:
             done, _ = await asyncio.wait([*ends, *workers], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -329,7 +359,7 @@ class Spoke:
 
         ``keep_mount``: leave it to the next worker instead; readers wait for that one.
         """
-        await cancel_and_wait(self._housekeeping)
+        await cancel_and_wait(self._housekeeping, self._sampling)
         if self.device is not None and keep_mount:
             await self.device.let_go(limits.UPGRADE_DRAIN_S)
         elif self.device is not None:
@@ -344,8 +374,14 @@ class Spoke:
         await self.journal.close()
         await self.store.close()
         await self.control.close()
+        self.insight.close()
         if self.recorder is not None:
             self.recorder.close()
+
+    async def _take_samples(self) -> None:
+        while True:
+            self.insight.tick()
+            await asyncio.sleep(limits.SAMPLE_INTERVAL_S)
 
     async def _keep_house(self) -> None:
         """What is done now and then: tell the hub how we fare, and the cache which versions nobody names any more."""
@@ -368,6 +404,7 @@ class Spoke:
                     "cache_capacity_bytes": float(usage.capacity_bytes),
                     "rtt_seconds": self.client.rtt_s or 0.0,
                     "revision": float(self.tree.revision),
+                    **self.insight.stats(),
                 }
             )
             self.plans.tend()
@@ -383,6 +420,10 @@ class Spoke:
     def _next_file(self, path: bytes) -> FileFacts | None:
         node = self.siblings.after(path)
         return FileFacts(node.path(), node.entry.version, node.entry.size_bytes) if node is not None else None
+
+    def _blocks_gone(self, version: bytes, blocks: BlockRange) -> None:
+        self.insight.gone(version, blocks)
+        self.ahead.evicted(version, blocks)
 
     def _names_changed(self, invalidations: Sequence[Invalidation]) -> None:
         for invalidation in invalidations:
@@ -515,6 +556,7 @@ class Spoke:
                 "wasted_bytes": self.scorecard.wasted_bytes,
                 "outstanding_bytes": self.fetcher.prefetch_outstanding_bytes,
             },
+            **self.insight.facts(),
             "pins": self.pins.facts(),
             "warm": self.warming.facts(),
             "plans": self.plans.facts(),
@@ -524,6 +566,7 @@ class Spoke:
                 "reason": passthrough.reason if passthrough is not None else "not mounted",
                 "passthrough_opens": counts.passthrough_opens,
                 "open_files": self.reads.open_handles,
+                "open_kernel_files": self.reads.lent_handles,
                 "read_ahead": self.ahead.read_ahead.facts(),
             },
             "notes": notes,
@@ -562,6 +605,24 @@ class Spoke:
     async def _answer_stop(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         self._stop.set()
         yield {"stopping": True}
+
+    async def _answer_explain(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        path = request.get("path")
+        yield self.insight.recent() if path is None else await self.insight.explain(str(path))
+
+    async def _answer_cache_list(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield await self.cache_files.list(
+            [bytes.fromhex(path) for path in request.get("paths", [""])],
+            sort=str(request.get("sort", "path")),
+            most=int(request.get("most", limits.CACHE_LIST_MAX)),
+            everything=bool(request.get("everything")),
+        )
+
+    async def _answer_cache_sizes(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield await self.cache_files.sizes(bytes.fromhex(str(request.get("path", ""))))
+
+    async def _answer_cache_evict(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield await self.cache_files.evict([bytes.fromhex(path) for path in request.get("paths", [])])
 
     async def _answer_warm(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         async with contextlib.aclosing(self.warming.answer(request)) as progress:

@@ -17,7 +17,7 @@ from common.log import get_logger
 from common.runtime import settle
 from spoke.cache.store import BlocksMissing, Store
 from spoke.fetcher import Fetcher
-from spoke.hub_client.single_flight import Want
+from spoke.hub_client.single_flight import Flight, Want
 from spoke.long_waits import LongWaits
 from spoke.namespace.tree import Node
 from spoke.prefetch.source import FAULT_BYTES
@@ -58,8 +58,30 @@ class ReadObserver(Protocol):
     def gone(self, handle: Handle) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """A read that waited for the hub, and the fetches it waited for; times on the daemon's clock. ``error``: how it failed, if it did."""
+
+    began_s: float
+    ended_s: float
+    offset_bytes: int
+    length_bytes: int
+    result: ReadResult
+    flights: Sequence[Flight]
+    error: str
+
+
+class WaitObserver(Protocol):
+    """Who keeps account of waits. Not called for reads that find their bytes."""
+
+    def wait_began(self, handle: Handle, task_id: int, began_s: float) -> int:
+        """Returns a token for the end."""
+
+    def wait_ended(self, token: int, handle: Handle, task_id: int, waited: Waited) -> None: ...
+
+
 class Reads:
-    """``read_timeout_s``: how long a read may wait for the hub before EIO; 0 waits for ever."""
+    """``read_timeout_s``: how long a read may wait for the hub before EIO; 0 waits for ever. ``waits``: who keeps account of waits."""
 
     def __init__(
         self,
@@ -70,6 +92,7 @@ class Reads:
         *,
         read_timeout_s: float,
         long_waits: LongWaits | None = None,
+        waits: WaitObserver | None = None,
     ) -> None:
         self.long_waits = long_waits or LongWaits(clock)
         self.names_in_doubt: Callable[[], str] = lambda: ""
@@ -81,10 +104,13 @@ class Reads:
         self._observer = observer
         self._clock = clock
         self._read_timeout_s = read_timeout_s
+        self._waits = waits
         self._next_id = 1
         self.waiting = 0
         """Reads that wait for the hub now."""
         self.open_handles = 0
+        self.lent_handles = 0
+        """Those of them whose reads are the kernel's own."""
 
     def open(self, node: Node, task_id: int) -> Handle:
         handle = Handle(self._next_id, node.path(), node.entry.version, node.entry.size_bytes)
@@ -113,6 +139,7 @@ class Reads:
     def release(self, handle: Handle) -> None:
         self.open_handles -= 1
         if handle.borrowed:
+            self.lent_handles -= 1
             self._store.return_fd(handle.version)
         if handle.kept:
             self._store.unpin(handle.version)
@@ -127,6 +154,7 @@ class Reads:
         except BlocksMissing:  # its file cannot be opened now (descriptors): the plain path serves it
             return None
         handle.borrowed = True
+        self.lent_handles += 1
         self._observer.lent(handle)
         return fd
 
@@ -187,9 +215,14 @@ class Reads:
         wait = self.long_waits.begin(handle.path, offset_bytes)
         slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self.long_waits.grew_long, wait)
         well = False
+        token, failure = 0, ""
+        flights: tuple[Flight, ...] = ()
+        result: ReadResult = "miss"
         try:
             late = self._fetcher.demand(handle.version, handle.size_bytes, want, missing, deadline_s=deadline_s)
-            result: ReadResult = "hit" if not want.missing else "late" if late else "miss"
+            result = "hit" if not want.missing else "late" if late else "miss"
+            if self._waits is not None and want.missing:
+                token, flights = self._waits.wait_began(handle, task_id, started_s), tuple(want.flights)
             self._observer.read(handle, task_id, offset_bytes, length_bytes, result)
             async with asyncio.timeout(timeout_s or None):
                 await self._fill_from_cache(handle, want, missing, deadline_s)
@@ -199,10 +232,12 @@ class Reads:
         except TimeoutError:
             error = DeadlineExceeded(f"no data from the hub within the read timeout of {self._read_timeout_s:g} s")
             self.long_waits.timed_out(wait, error)
+            failure = str(error)
             if timeout_s == self._read_timeout_s:
                 self._note_given_up(handle, blocks)
             raise error from None
         except HeadraceError as error:
+            failure = str(error)
             self._log_failure(handle, offset_bytes, error)
             raise
         finally:
@@ -210,7 +245,11 @@ class Reads:
             self.long_waits.ended(wait, well=well)
             self.waiting -= 1
             self._fetcher.give_up(want)
-            self._observer.stalled(handle, task_id, self._clock() - started_s)
+            ended_s = self._clock()
+            self._observer.stalled(handle, task_id, ended_s - started_s)
+            if self._waits is not None and token:
+                waited = Waited(started_s, ended_s, offset_bytes, length_bytes, result, flights, failure)
+                self._waits.wait_ended(token, handle, task_id, waited)
         self._store.touch(handle.version, handle.size_bytes, offset_bytes, length_bytes)
         return want.buffer
 

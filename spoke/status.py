@@ -21,6 +21,7 @@ def render(facts: Mapping[str, Any]) -> str:
     lines = [
         f"{facts['mountpoint']}  {facts['dataset']} from {hub['address']}  (spoke {facts['version']}, pid {facts['pid']}, "
         f"up {facts['uptime_s']:.0f} s)",
+        f"  phase      {facts['phase']['name']}: {facts['phase']['why']}",
         f"  hub        {'linked' if hub['connected'] else 'NOT LINKED: ' + hub['in_words']}, {len(hub['links'])} links, "
         f"round trip {rtt}, best rate {format_rate(hub['rate_bytes_per_s'])}",
         f"  names      {names['entries']} names, {format_size(names['file_bytes'])}, revision {names['revision']}, "
@@ -49,6 +50,9 @@ def render(facts: Mapping[str, Any]) -> str:
             f"{kept['restarts']} restarts{ended}; {kept['upgrades']} upgrades"
             + ("" if kept["resend"] else "; no re-send on this kernel: reads in a dying worker's hand get EIO")
         )
+    stalls = facts["stalls"]
+    lines.extend(f"  stalls     {said}" for said in stalls["said"][:3])
+    lines.extend(f"  training   {_training(job)}" for job in facts["training"][:8])
     pins = facts["pins"]
     if pins["path_count"] or pins["failure"]:
         left = f", {pins['left_out_files']} files fit no more" if pins["left_out_files"] else ""
@@ -81,3 +85,16 @@ def render_loss(loss: Mapping[str, Any]) -> str:
         *([f"    and {more} more"] if more else []),
     ]
     return "\n".join(lines)
+
+
+def _training(job: Mapping[str, Any]) -> str:
+    recent = job["recent"]
+    if recent["step_s_median"] is None:
+        return f"{job['who']}: no step yet"
+    waited, stalled = recent["data_wait_share"], recent["mount_stall_share"]
+    return (
+        f"{job['who']}: {job['steps']} steps, {recent['step_s_median']:.3g} s each, "
+        + ("" if waited is None else f"{100 * waited:.1f} % without data, ")
+        + ("" if stalled is None else f"{100 * stalled:.1f} % stalled at this mount ")
+        + f"(the last {recent['steps']})"
+    )

@@ -26,6 +26,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -132,6 +133,23 @@ def parse_mountinfo(text: bytes) -> list[MountEntry]:
 
 def _unescape(field: bytes) -> str:
     return os.fsdecode(_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), field))
+
+
+def mount_above(path: str) -> tuple[str, str] | None:
+    """(mountpoint of ours, path below it) of a path, links followed only where it needs them and for a bounded time; or None."""
+    ours = {entry.path for entry in parse_mountinfo(Path("/proc/self/mountinfo").read_bytes()) if entry.is_ours}
+    ways: tuple[Callable[[str], str], ...] = (os.path.abspath, os.path.realpath)
+    for whole_of in ways:
+        try:
+            whole = bounded(partial(whole_of, path), FUSE_ANSWER_TIMEOUT_S)
+        except (TimeoutError, OSError):
+            return None
+        here = whole
+        while here not in ours and here != "/":
+            here = os.path.dirname(here)
+        if here in ours:
+            return here, os.path.relpath(whole, here)
+    return None
 
 
 def mounts_at(path: str) -> list[MountEntry]:

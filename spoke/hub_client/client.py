@@ -80,6 +80,7 @@ class Request:
     link: Link | None = None
     request_id: int = 0
     sent_s: float = 0.0
+    sends: int = 0
     unpacking: int = 0
     done: bool = False
 
@@ -419,6 +420,7 @@ class HubClient:
         request.link = link
         request.request_id = link.new_request_id()
         request.sent_s = self._clock()
+        request.sends += 1
         link.requests[request.request_id] = request
         link.outstanding_bytes += _byte_count(request)
         link.send(
