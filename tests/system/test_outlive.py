@@ -27,8 +27,9 @@ from tests.outlive_job import WARM_BYTES
 pytestmark = pytest.mark.mount
 
 MIB = 1024 * 1024
-PAUSE_MAX_S = 15.0
-"""A new worker imports everything (0.6 s on an idle core); many tests may share this one. bench/RESULTS.md has the real pauses."""
+PAUSE_MAX_S = 60.0
+"""A new worker imports everything (0.6 s on an idle core), many tests may share this one, and one read may meet several kills.
+bench/RESULTS.md has the real pauses."""
 
 
 def write(path: Path, size_bytes: int, seed: int) -> bytes:
