@@ -18,6 +18,7 @@ from common.runtime import settle
 from spoke.cache.store import BlocksMissing, Store
 from spoke.fetcher import Fetcher
 from spoke.hub_client.single_flight import Want
+from spoke.memory import Admission
 from spoke.namespace.tree import Node
 from spoke.prefetch.source import FAULT_BYTES
 
@@ -78,6 +79,9 @@ class Reads:
         self.waiting = 0
         """Reads that wait for the hub now."""
         self.open_handles = 0
+        self.admission = Admission(fetcher.memory, lambda: fetcher.held_bytes)
+        """Where reads that need the hub wait while memory is short."""
+        self.on_short_of_memory: Callable[[], None] = lambda: None
 
     def open(self, node: Node, task_id: int) -> Handle:
         handle = Handle(self._next_id, node.path(), node.entry.version, node.entry.size_bytes)
@@ -131,6 +135,19 @@ class Reads:
         length_bytes = min(length_bytes, handle.size_bytes - offset_bytes)
         if length_bytes <= 0:
             return b""
+        until_s = self._clock() + self._read_timeout_s
+        while True:
+            try:
+                return await self._read(handle, offset_bytes, length_bytes, task_id)
+            except MemoryError:  # another process may have it; a reader would rather wait than fail
+                self.on_short_of_memory()
+                if self._read_timeout_s and self._clock() >= until_s:
+                    raise
+            await asyncio.sleep(limits.MEMORY_RETRY_S)
+
+    async def _read(
+        self, handle: Handle, offset_bytes: int, length_bytes: int, task_id: int
+    ) -> bytes | bytearray | memoryview:
         blocks = covering(offset_bytes, length_bytes, handle.size_bytes)
         missing: Sequence[BlockRange] = self._store.missing(handle.version, handle.size_bytes, blocks)
         if not missing:
@@ -156,14 +173,20 @@ class Reads:
         timeout_s = self._time_for(handle, blocks, started_s)
         deadline_s = started_s + timeout_s if timeout_s else None
         arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        want = Want(blocks, offset_bytes, length_bytes, lambda error: settle(arrival, error))
+        want: Want | None = None
         self.waiting += 1
+        fetch_bytes = sum(found.block_count for found in missing) * BLOCK_BYTES
+        inside_bytes = 0
         slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self._warn_slow, handle, offset_bytes)
         try:
-            late = self._fetcher.demand(handle.version, handle.size_bytes, want, missing, deadline_s=deadline_s)
-            result: ReadResult = "hit" if not want.missing else "late" if late else "miss"
-            self._observer.read(handle, task_id, offset_bytes, length_bytes, result)
             async with asyncio.timeout(timeout_s or None):
+                if not self.admission.enter_now(length_bytes, fetch_bytes):
+                    await self.admission.enter(length_bytes, fetch_bytes)
+                inside_bytes = length_bytes
+                want = Want(blocks, offset_bytes, length_bytes, lambda error: settle(arrival, error))
+                late = self._fetcher.demand(handle.version, handle.size_bytes, want, missing, deadline_s=deadline_s)
+                result: ReadResult = "hit" if not want.missing else "late" if late else "miss"
+                self._observer.read(handle, task_id, offset_bytes, length_bytes, result)
                 await self._fill_from_cache(handle, want, missing, deadline_s)
                 want.release_hold()
                 await arrival
@@ -179,7 +202,10 @@ class Reads:
         finally:
             slow.cancel()
             self.waiting -= 1
-            self._fetcher.give_up(want)
+            if want is not None:
+                self._fetcher.give_up(want)
+            if inside_bytes:
+                self.admission.leave(inside_bytes)
             self._observer.stalled(handle, task_id, self._clock() - started_s)
         self._store.touch(handle.version, handle.size_bytes, offset_bytes, length_bytes)
         return want.buffer

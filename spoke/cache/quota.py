@@ -37,6 +37,7 @@ class FreeSpace:
     total_bytes: int
     free_bytes: int
     free_inodes: int | None
+    total_inodes: int | None = None
 
 
 def check_limits(limits: Limits, total_bytes: int) -> None:
@@ -66,10 +67,12 @@ class Ledger:
         self.reserved_inodes = 0
         self._inodes_left: int | None = None
         self.capacity_bytes = 0
+        self.space = space
         self.look(space)
 
     def look(self, space: FreeSpace) -> None:
         """Take in a fresh statvfs: effective capacity = min(configured, used + free - floor)."""
+        self.space = space
         room_bytes = self.used_bytes + space.free_bytes - self.limits.free_floor_bytes
         self.capacity_bytes = max(0, min(self.limits.capacity_bytes, room_bytes))
         self._inodes_left = None if space.free_inodes is None else space.free_inodes - self.limits.free_floor_inodes
