@@ -122,6 +122,7 @@ class Spoke:
         )
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice, self.memory)
         self.fetcher.on_behind = store.behind
+        store.on_well = self.fetcher.disk_is_well
         self.ahead.attach(self.fetcher, self.client)
         self.ahead.foresee = store.foresee
         store.on_gone = self.ahead.evicted

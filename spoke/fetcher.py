@@ -76,6 +76,7 @@ class Fetcher:
         self.skipped_bytes_total = 0
         """Landed, and never written: the cache disk was too far behind."""
         self._behind = False
+        self._said_behind_s = float("-inf")
 
     def start(self) -> None:
         self.tasks = [
@@ -232,19 +233,30 @@ class Fetcher:
         if self.write_backlog_bytes + size_bytes > self.memory.write_backlog_bytes:
             self._skip(flight, size_bytes)
             return
+        self._to_be_written(flight, size_bytes)
+
+    def _to_be_written(self, flight: Flight, size_bytes: int) -> None:
         self.write_backlog_bytes += size_bytes
         self._unwritten_count += 1
         self._nothing_unwritten.clear()
         self._landed.add(flight)
         self._look_for_work()
 
+    def disk_is_well(self) -> None:
+        """What it would not take before is tried again: in memory it serves readers, but only as long as it is there."""
+        kept, self._kept, self._kept_bytes = self._kept, OrderedDict(), 0
+        for flight, size_bytes in kept.items():
+            self._to_be_written(flight, size_bytes)
+
     def _skip(self, flight: Flight, size_bytes: int) -> None:
         """Readers go on at the link's speed and memory stays bounded; the next reader of these blocks may fetch them again."""
         if not self._behind:
             self._behind = True
             self.on_behind(True)
-            log.warning("the cache disk is slower than the link: some of what arrives is not cached",
-                        backlog_bytes=self.write_backlog_bytes)  # fmt: skip
+            if self._clock() - self._said_behind_s >= limits.CACHE_TROUBLE_LOG_S:
+                self._said_behind_s = self._clock()
+                log.warning("the cache disk is slower than the link: some of what arrives is not cached",
+                            backlog_bytes=self.write_backlog_bytes)  # fmt: skip
         self.skipped_bytes_total += size_bytes
         self._keep(flight)
 
@@ -293,6 +305,7 @@ class Fetcher:
                 if self._behind and self.write_backlog_bytes <= self.memory.write_backlog_bytes // 2:
                     self._behind = False
                     self.on_behind(False)
+                    self.disk_is_well()
                 self._unwritten_count -= len(run)
                 if not self._unwritten_count:
                     self._nothing_unwritten.set()

@@ -87,6 +87,8 @@ class Store:
     ) -> None:
         self.on_whole: Callable[[bytes], None] | None = None
         self.on_gone: Callable[[bytes, BlockRange], None] | None = None
+        self.on_well: Callable[[], None] = lambda: None
+        """Called when trouble with the disk has ended."""
         self._directory = directory
         self._shelf = shelf
         self._disk = shelf.disk
@@ -97,7 +99,9 @@ class Store:
         self._configured_bytes = configured_bytes
         self._health = DiskHealth()
         self._reader = BlockReader(shelf, self._health, self._disk_failed, self._announce, clock)
-        self._writer = BlockWriter(shelf, self._reclaim, self._health, self._disk_failed, self._announce, clock)
+        self._writer = BlockWriter(
+            shelf, self._reclaim, self._health, self._disk_failed, self._announce, clock, self._well
+        )
         self._lent: dict[bytes, deque[CachedFile]] = {}
         self._nowait_works = True
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -378,6 +382,10 @@ class Store:
             log.error("the cache is bypassed: reads are served from the hub until its disk is well again",
                       reason=reason, path=str(self._directory.path))  # fmt: skip
 
+    def _well(self) -> None:
+        log.info("the cache disk takes writes again", path=str(self._directory.path))
+        asyncio.get_running_loop().call_soon(self.on_well)
+
     def _gone(self, version: bytes, blocks: BlockRange) -> None:
         if self.on_gone is not None:
             self.on_gone(version, blocks)
@@ -483,7 +491,7 @@ class Store:
             await asyncio.get_running_loop().run_in_executor(self._shelf.write_pool, self._directory.check, self._disk)
             await self._reclaim.refresh()
             if self._health.trouble is not None and await self._is_well_again() and self._health.wrote():
-                log.info("the cache disk takes writes again", path=str(self._directory.path))
+                self._well()
         except OSError as error:
             if self._health.bypass is not None or kind_of(error) not in ("full", "quota"):
                 self._disk_failed(error)

@@ -33,7 +33,8 @@ _SHORT_OF_WHAT: dict[TroubleKind, str] = {
 class BlockWriter:
     """Writes blocks of any file on the shelf.
 
-    ``on_written(file)`` is called after each success, ``disk_failed(error)`` when the disk is to blame.
+    ``on_written(file)`` is called after each success, ``disk_failed(error)`` when the disk is to blame, ``on_well()`` when
+    trouble has ended with a write.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class BlockWriter:
         disk_failed: Callable[[OSError], None],
         on_written: Callable[[CachedFile], None],
         clock: Callable[[], float],
+        on_well: Callable[[], None],
     ) -> None:
         self._clock = clock
+        self._on_well = on_well
         self._under_way: dict[object, float] = {}
         self._shelf = shelf
         self._directory = shelf.directory
@@ -132,7 +135,7 @@ class BlockWriter:
         if space is not None:
             self._reclaim.look(space)
         if self._health.wrote():
-            log.info("the cache disk takes writes again", path=str(self._directory.path))
+            self._on_well()
         loaded(file).set_verified(blocks)
         assert file.extents is not None
         for extent in extents_of(blocks):
