@@ -291,6 +291,7 @@ class Spoke:
     async def close(self) -> None:
         """Unmount first, so that no reader hangs on a spoke that is half gone; then the rest, in reverse order."""
         await cancel_and_wait(self._housekeeping, self._memory_watch)
+        self.store.close_idle_files()  # taking the mount away needs descriptors
         if self.device is not None:
             await self.device.close()
         await self.pages.close()

@@ -70,10 +70,14 @@ class Ledger:
         self.space = space
         self.look(space)
 
-    def look(self, space: FreeSpace) -> None:
-        """Take in a fresh statvfs: effective capacity = min(configured, used + free - floor)."""
+    def look(self, space: FreeSpace, used_before_bytes: int | None = None) -> None:
+        """Take in a fresh statvfs: effective capacity = min(configured, used + free - floor).
+
+        ``used_before_bytes``: what was used before the disk was asked. What was charged since is not in what it said was free.
+        """
         self.space = space
-        room_bytes = self.used_bytes + space.free_bytes - self.limits.free_floor_bytes
+        used_bytes = self.used_bytes if used_before_bytes is None else min(self.used_bytes, used_before_bytes)
+        room_bytes = used_bytes + space.free_bytes - self.limits.free_floor_bytes
         self.capacity_bytes = max(0, min(self.limits.capacity_bytes, room_bytes))
         self._inodes_left = None if space.free_inodes is None else space.free_inodes - self.limits.free_floor_inodes
 

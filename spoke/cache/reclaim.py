@@ -37,9 +37,9 @@ class Reclaimer:
     def _ledger(self) -> Ledger:
         return self._shelf.ledger
 
-    def look(self, space: FreeSpace) -> None:
-        """Take in what statvfs said."""
-        self._ledger.look(space)
+    def look(self, space: FreeSpace, used_before_bytes: int) -> None:
+        """Take in what statvfs said, and what was used before it was asked."""
+        self._ledger.look(space, used_before_bytes)
         self._shelf.policy.set_capacity(self._ledger.capacity_bytes)
 
     async def reserve(self, need_bytes: int, need_inodes: int) -> None:
@@ -100,7 +100,9 @@ class Reclaimer:
         """Ask the disk for its free space now. Raises OSError."""
         shelf = self._shelf
         path = str(shelf.directory.path)
-        self.look(await asyncio.get_running_loop().run_in_executor(shelf.write_pool, free_space, shelf.disk, path))
+        used_before_bytes = self._ledger.used_bytes
+        space = await asyncio.get_running_loop().run_in_executor(shelf.write_pool, free_space, shelf.disk, path)
+        self.look(space, used_before_bytes)
 
     def condemn(self, live: Callable[[bytes], bool]) -> int:
         """Mark the files whose version is not ``live`` as the first to go; returns how many."""

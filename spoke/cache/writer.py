@@ -122,6 +122,7 @@ class BlockWriter:
         need_bytes = new_count * BLOCK_BYTES + overhead_bytes * len(extents_of(blocks))
         need_inodes = 0 if file.on_disk else _FILE_INODES
         await self._reclaim.reserve(need_bytes, need_inodes)
+        used_before_bytes = self._shelf.ledger.used_bytes
         write = object()
         self._under_way[write] = self._clock()
         try:
@@ -129,11 +130,15 @@ class BlockWriter:
             if file.removed:
                 return
             self._shelf.recharge(file)
+        except OSError as error:  # it cannot even say what the file takes
+            if error.errno not in NOT_THE_DISK:
+                self._disk_failed(error)
+            raise CacheWriteError(f"cache write failed: {error.strerror or error}") from error
         finally:
             del self._under_way[write]
             self._reclaim.release(need_bytes, need_inodes)
         if space is not None:
-            self._reclaim.look(space)
+            self._reclaim.look(space, used_before_bytes)
         if self._health.wrote():
             self._on_well()
         loaded(file).set_verified(blocks)
