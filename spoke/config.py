@@ -17,7 +17,7 @@ from common.limits import (
     READAHEAD_MAX_KIB,
     READAHEAD_MIN_KIB,
 )
-from common.units import format_address, parse_address
+from common.units import format_address, format_size, parse_address, parse_size
 
 DEFAULT_HUB_PORT = 7420
 DEFAULT_METRICS_PORT = 9421
@@ -25,6 +25,15 @@ DEFAULT_METRICS_PORT = 9421
 
 def _hub_address(text: str) -> str:
     return format_address(*parse_address(text, DEFAULT_HUB_PORT))
+
+
+def _memory_limit(value: object) -> int:
+    limit_bytes: int = parse_size(value)  # type: ignore[arg-type]
+    if limit_bytes < MEMORY_LIMIT_MIN_BYTES:
+        raise ValueError(
+            f"{value} is too little: a spoke needs at least {format_size(MEMORY_LIMIT_MIN_BYTES)} beside its names"
+        )
+    return limit_bytes
 
 
 def _read_ahead(text: str) -> str:
@@ -61,7 +70,7 @@ class SpokeSettings(Settings):
     metrics: Address = f"127.0.0.1:{DEFAULT_METRICS_PORT}"
     read_timeout: DurationS = 300.0
     connect_timeout: DurationS = 10.0
-    memory_limit: Annotated[SizeBytes, Field(ge=MEMORY_LIMIT_MIN_BYTES)] = MEMORY_LIMIT_BYTES
+    memory_limit: Annotated[int, checked(_memory_limit)] = MEMORY_LIMIT_BYTES
     links: Annotated[int, Field(ge=0, le=64)] = 0
     identity: Annotated[str, Field(min_length=1, max_length=200)] = Field(default_factory=socket.gethostname)
     prefetch: bool = True

@@ -33,7 +33,7 @@ def dial(hub: Hub) -> socket.socket:
 
 
 @pytest.mark.mount
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_hub_without_descriptors_neither_spins_nor_stops_for_ever(pair: Pair, workers: int) -> None:
     (pair.data / "f").write_bytes(b"x" * 5000)
     hub = pair.hub(extra=["--workers", str(workers)] if workers > 1 else [])

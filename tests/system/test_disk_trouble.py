@@ -197,23 +197,6 @@ def test_reads_go_on_it_is_said_once_and_it_ends_by_itself(
     assert not list(bench.cache.glob("probe"))
 
 
-def test_cached_files_that_cannot_be_read_come_from_the_hub_and_are_not_forgotten(bench: Bench) -> None:
-    spoke = bench.spoke
-    paths = [bench.read_another() for _ in range(3)]
-    eventually(lambda: all(bench.is_cached(path) for path in paths))
-    subprocess.run(["sysctl", "-q", "vm.drop_caches=2"], check=False, capture_output=True)
-    received = spoke.facts()["hub"]["received_bytes"]
-    spoke.say({"preadv": {"errno": errno.EIO}, "open": {"errno": errno.EIO}})
-    for path in paths:
-        os.posix_fadvise(fd := os.open(path, os.O_RDONLY), 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-        assert path.read_bytes() == content(int(path.name))
-    spoke.say({})
-    eventually(lambda: spoke.trouble() is None)
-    assert spoke.facts()["hub"]["received_bytes"] - received < 9 * MIB
-
-
-@pytest.mark.timeout(60)
 def test_a_disk_that_takes_seconds_a_call_slows_no_miss_and_holds_no_memory(tmp_path: Path) -> None:
     require_root()
     with pair_in(tmp_path) as pair:
