@@ -1,5 +1,5 @@
-"""``python -m busy_reader DIRECTORY FILES FILE_BYTES SECONDS``: keeps all files open and reads them in order and at random, from many
-threads, checking every byte; prints how many bytes it read."""
+"""``python -m busy_reader DIRECTORY FILES FILE_BYTES SECONDS BYTES``: keeps all files open and reads them in order and at random, from
+many threads, checking every byte, until the time has passed or so much was read; prints how many bytes it read."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def write_files(directory: Path, count: int, file_bytes: int) -> None:
 
 def main() -> None:
     directory, count, file_bytes, seconds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+    enough_bytes = int(sys.argv[5])
     source = pattern(file_bytes + count)
     files = [os.open(directory / f"{number:05d}.bin", os.O_RDONLY) for number in range(count)]
     end_s = time.monotonic() + seconds
@@ -42,7 +43,7 @@ def main() -> None:
 
     def work(thread: int) -> None:
         dice = Random(thread)
-        while time.monotonic() < end_s and not wrong:
+        while time.monotonic() < end_s and sum(read_bytes) < enough_bytes and not wrong:
             if thread % 2:
                 check(dice.randrange(count), dice.randrange(file_bytes), dice.choice((4096, 65536, 1 << 20)), thread)
             else:

@@ -24,10 +24,18 @@ def anonymous_bytes(spoke: Spoke) -> int:
     return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
 
-def run_reader(spoke: Spoke, files: int, file_bytes: int, seconds: float) -> tuple[int, int]:
+def run_reader(spoke: Spoke, files: int, file_bytes: int, seconds: float, enough_bytes: int) -> tuple[int, int]:
     """Bytes read, and the most anonymous memory the spoke had meanwhile."""
     reader = subprocess.Popen(
-        [sys.executable, str(READER), str(spoke.mountpoint), str(files), str(file_bytes), str(seconds)],
+        [
+            sys.executable,
+            str(READER),
+            str(spoke.mountpoint),
+            str(files),
+            str(file_bytes),
+            str(seconds),
+            str(enough_bytes),
+        ],  # fmt: skip
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -43,19 +51,26 @@ def run_reader(spoke: Spoke, files: int, file_bytes: int, seconds: float) -> tup
 
 
 def check_limit(
-    pair: Pair, far: Callable[..., str], limit_mib: int, files: int, file_bytes: int, seconds: float, rate: str
+    pair: Pair,
+    far: Callable[..., str],
+    limit_mib: int,
+    files: int,
+    file_bytes: int,
+    seconds: float,
+    rate: str,
+    enough_bytes: int = 1 << 60,
 ) -> None:
     busy_reader.write_files(pair.data, files, file_bytes)
     spoke = pair.spoke(
         far(pair.hub().address, rate), extra=["--memory-limit", f"{limit_mib}MiB", "--cache-size", "256MiB"]
     )
     before_bytes = anonymous_bytes(spoke)
-    read_bytes, most_bytes = run_reader(spoke, files, file_bytes, seconds)
+    read_bytes, most_bytes = run_reader(spoke, files, file_bytes, seconds, enough_bytes)
     facts = spoke.facts()
     memory = facts["memory"]
     print(f"read {read_bytes / MIB:.0f} MiB, at most {most_bytes / MIB:.0f} MiB of {limit_mib}; {memory}")
-    assert read_bytes > files * 4096
-    assert facts["prefetch"]["asked_bytes"] > 16 * MIB, "prefetch was at work"
+    assert read_bytes > 64 * MIB
+    assert facts["prefetch"]["asked_bytes"] > 0, "prefetch was at work"
     own_bytes = most_bytes - memory["held_bytes"]["names"] - memory["held_bytes"]["index"]
     assert own_bytes < limit_mib * MIB
     assert (memory["limit_bytes"], memory["origin"]) == (limit_mib * MIB, "flag")
@@ -67,7 +82,7 @@ def check_limit(
 
 
 def test_the_limit_holds_with_a_thousand_open_files(pair: Pair, far: Callable[..., str]) -> None:
-    check_limit(pair, far, 128, 1000, 400_000, 3, "2gbit")
+    check_limit(pair, far, 128, 1000, 400_000, 60, "2gbit", 80 * MIB)
 
 
 @pytest.mark.slow
@@ -75,10 +90,11 @@ def test_the_default_limit_holds_with_a_thousand_open_files(pair: Pair, far: Cal
     check_limit(pair, far, 512, 1000, 4_000_000, 40, "4gbit")
 
 
-def in_order_and_shuffled(pair: Pair, files: int, file_bytes: int, seconds: float) -> None:
+def in_order_and_shuffled(pair: Pair, files: int, file_bytes: int, seconds: float, enough_bytes: int) -> None:
     busy_reader.write_files(pair.data, files, file_bytes)
     spoke = pair.spoke(pair.hub().address, extra=["--cache-size", "64MiB", "--cache-free-floor", "1MiB"])
-    read_bytes, _ = run_reader(spoke, files, file_bytes, seconds)
+    read_bytes, _ = run_reader(spoke, files, file_bytes, seconds, enough_bytes)
+    spoke.settled()
     cache = spoke.facts()["cache"]
     assert read_bytes > 64 * MIB
     assert cache["used_bytes"] <= cache["capacity_bytes"] == 64 * MIB
@@ -90,12 +106,12 @@ def in_order_and_shuffled(pair: Pair, files: int, file_bytes: int, seconds: floa
 
 
 def test_a_cache_of_64_mib_makes_progress(pair: Pair) -> None:
-    in_order_and_shuffled(pair, 24, 8 * MIB, 2)
+    in_order_and_shuffled(pair, 24, 8 * MIB, 60, 200 * MIB)
 
 
 @pytest.mark.slow
 def test_a_cache_of_64_mib_makes_progress_over_a_gib(pair: Pair) -> None:
-    in_order_and_shuffled(pair, 128, 8 * MIB, 30)
+    in_order_and_shuffled(pair, 128, 8 * MIB, 100, 4096 * MIB)
 
 
 def test_the_control_groups_limit_is_half_the_default(pair: Pair) -> None:
