@@ -35,7 +35,7 @@ def run_reader(spoke: Spoke, files: int, file_bytes: int, seconds: float, enough
             str(file_bytes),
             str(seconds),
             str(enough_bytes),
-        ],  # fmt: skip
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )
