@@ -776,8 +776,9 @@ MEMORY_CGROUP_SHARE = 2
 MEMORY_FIXED_BYTES = 64 * 1024 * 1024
 """What a spoke with nothing under way takes, until it was measured."""
 
-MEMORY_DATA_SHARE = 0.6
-"""The part of what is left of the limit that data may fill: the allocator's leftovers, and what has no account, take the rest."""
+MEMORY_DATA_SHARE = 0.75
+"""The part of what is left of the limit that data may fill: the allocator's leftovers, and what has no account, take the rest. With
+the default limit three quarters of it, for prefetch, are PREFETCH_MAX_OUTSTANDING_BYTES."""
 
 MEMORY_DATA_MIN_BYTES = 24 * 1024 * 1024
 """For data whatever the process itself takes: less cannot make progress."""

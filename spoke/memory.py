@@ -113,7 +113,10 @@ class MemoryBudget:
     @property
     def prefetch_bytes(self) -> int:
         """Prefetch asked for or not yet written; ``warm`` has half of it."""
-        return 0 if self.level >= Level.NO_PREFETCH else self._at_most(limits.PREFETCH_MAX_OUTSTANDING_BYTES, 2)
+        if self.level >= Level.NO_PREFETCH:
+            return 0
+        most_bytes = limits.PREFETCH_MAX_OUTSTANDING_BYTES
+        return most_bytes if self._data_bytes is None else min(most_bytes, self._data_bytes * 3 // 4)
 
     def prefetch_room_bytes(self, held_bytes: int) -> int:
         """What prefetch may add to what all data holds now: a quarter is for demand alone."""
