@@ -68,12 +68,18 @@ HEARTBEAT_INTERVAL_S = 2.0
 
 # --- links to the hub ------------------------------------------------------------------------------------
 
+NAME_TIMEOUT_S = 2.0
+"""How long a dial waits for name service. Then it goes where the name led last; without that it fails, and is tried again."""
+
 DIAL_TIMEOUT_S = 5.0
 """From SYN to connected; a lost SYN is sent again after 1 and 3 s. Then back off and dial again."""
 
 REDIAL_FIRST_S = 0.1
 REDIAL_CAP_S = 2.0
 """Back-off between dials, with jitter. The cap keeps recovery after an outage under 5 s."""
+
+REDIAL_WAITED_FOR_S = 0.5
+"""The longest back-off while a reader waits: from one SYN to the next it is then at most 2.5 s, on each of a dozen links."""
 
 LINK_CHECK_INTERVAL_S = 1.0
 """How often a spoke pings each link."""
@@ -83,6 +89,13 @@ LINK_MAX_PINGS = 3
 
 LINK_DEAD_AFTER_S = 8.0
 """Silence on a link with a ping unanswered: eight round trips of a 900 ms path. Drop it; its requests move to another."""
+
+LINK_CRAWL_BYTES_PER_S = 1024
+"""A link that brings less than this, with a ping unanswered for LINK_DEAD_AFTER_S, is as good as silent. Drop it: a new connection
+may do better, and readers and operators learn that there is no hub."""
+
+LINKS_LOST_TOLD_AFTER_S = 2.0
+"""Links lost within this time of the first make one line in the log: they mostly go together."""
 
 LINK_STALLED_AFTER_S = 2.0
 """Silence on one link, with a ping unanswered, while others are heard (and at least four round trips). Drop it, move its requests."""
@@ -141,7 +154,10 @@ PREFETCH_MAX_OUTSTANDING_BYTES = 256 * 1024 * 1024
 """Prefetch asked for or not yet written, over all streams: 1 Gbit/s x 900 ms is 112 MB, and the disk may be behind. The planner waits."""
 
 SLOW_READ_AFTER_S = 5.0
-"""A read that has waited this long for the hub is logged and counted while it goes on waiting."""
+"""A read that has waited this long for the hub is counted while it goes on waiting; the first of an incident is logged."""
+
+WAIT_INCIDENT_QUIET_S = 60.0
+"""Reads that fail in the read timeout with less than this between them are one incident, told once."""
 
 READ_ASKED_AGAIN_S = 0.2
 """A READ of blocks whose read timeout passed so little ago is the kernel asking again, not a reader trying again."""
@@ -207,6 +223,9 @@ SUSPICIOUS_LOSS_FRACTION = 0.5
 
 SUSPICIOUS_WINDOW_S = 60.0
 """The time over which losses add up, so that a vanishing tree told in many small batches is seen too."""
+
+LOSS_EXAMPLES = 10
+"""Files that ``headrace-spoke accept`` names before it believes their loss; all are counted."""
 
 SUSPICIOUS_RECHECK_S = 5.0
 SUSPICIOUS_RECHECK_MAX_S = 300.0
@@ -302,9 +321,10 @@ CONTROL_LINE_MAX_BYTES = 1024 * 1024
 
 # --- the mount (spoke/fuse) ----------------------------------------------------------------------------------
 
-FUSE_MAX_BACKGROUND = 1024
-"""READs of readahead and page faults the kernel may have in flight; its default of 12 allows 190 a second over 60 ms.
-Further readers wait in the kernel."""
+FUSE_MAX_BACKGROUND = 65_535
+"""READs of readahead and page faults the kernel may have in flight: all that the field holds. Further readers wait in the kernel,
+those of cached blocks too: with 1,024, so many readers stuck on a silent hub stopped every other one. The kernel's default of 12
+allows 190 READs a second over 60 ms."""
 
 FUSE_CONGESTION_THRESHOLD = 768
 """From so many on the kernel skips asynchronous readahead."""
@@ -449,6 +469,9 @@ TCP_KEEPALIVE_PROBES = 4
 
 TCP_DEAD_AFTER_MS = 30_000
 """Data unacknowledged, or a window shut, for this long. The kernel drops the connection."""
+
+HOLDERS_TIMEOUT_S = 5.0
+"""How long ``umount`` looks for processes that use the mount. Then it says that it cannot tell."""
 
 STOP_ANSWER_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 10.0

@@ -83,9 +83,6 @@ class Ahead:
     def stalled(self, handle: Handle, task_id: int, stall_s: float) -> None:
         self._counts.stall_s += stall_s
 
-    def slow(self, handle: Handle) -> None:
-        self._counts.slow_reads += 1
-
     def gone(self, handle: Handle) -> None:
         self._counts.stale_reads += 1
 

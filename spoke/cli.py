@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from common import __version__
 from common.terminal import EXIT_FAILED, exit_codes, warn
 from spoke import plan_cli, warm_cli
+from spoke.asking import Mountpoint, untouched_path
 from spoke.asking import ask as _ask
 from spoke.places import runtime_dir
 
@@ -20,7 +22,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(plan_cli.app, name="plan")
-Mountpoint = Annotated[Path, typer.Argument(help="Where the dataset is mounted.", show_default=False)]
 
 
 @app.callback(invoke_without_command=True)
@@ -186,7 +187,12 @@ app.command()(warm_cli.unpin)
 @exit_codes
 def doctor(
     mountpoint: Annotated[
-        Path | None, typer.Argument(help="A mount; without one give what it would use.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="A mount; without one give what it would use.",
+            parser=untouched_path,
+            show_default=False,
+        ),
     ] = None,
     hub: Annotated[str | None, typer.Option(help="HOST:PORT of the hub. [default: the mount's]")] = None,
     dataset: Annotated[str | None, typer.Option(help="The dataset's name there. [default: the mount's]")] = None,
@@ -230,9 +236,25 @@ def doctor(
 
 @app.command()
 @exit_codes
-def accept(mountpoint: Mountpoint) -> None:
-    """Believe the loss of names that a suspicious hub announced."""
-    typer.echo(_ask(mountpoint, "accept")["said"])
+def accept(
+    mountpoint: Mountpoint,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be lost.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, at a terminal either.")] = False,
+) -> None:
+    """Believe the loss of names that a suspicious hub announced; shows first what is lost, and asks at a terminal."""
+    loss = _ask(mountpoint, "loss")
+    if loss["suspicious"] is None:
+        typer.echo("the hub is not suspicious; nothing to accept")
+        return
+    from spoke.status import render_loss
+
+    typer.echo(render_loss(loss))
+    if dry_run:
+        return
+    if sys.stdin.isatty() and not yes:
+        typer.confirm("Is this loss real?", abort=True)
+    seen = {"revision": loss["revision"], "catalog_id": loss["catalog_id"]}
+    typer.echo(_ask(mountpoint, "accept", seen)["said"])
 
 
 def main() -> None:

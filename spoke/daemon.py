@@ -41,6 +41,7 @@ from spoke.fuse.operations import Operations
 from spoke.fuse.virtual import VirtualFile
 from spoke.hub_client.checks import Position
 from spoke.hub_client.client import HubClient, make_hello
+from spoke.long_waits import LongWaits
 from spoke.memory import Level, MemoryBudget, anonymous_bytes, choose_limit
 from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
@@ -48,7 +49,8 @@ from spoke.namespace.journal import Journal
 from spoke.namespace.pin import Pin, is_at, remember
 from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
-from spoke.namespace.suspicion import Suspicion
+from spoke.namespace.suspicion import Losses, Suspicion
+from spoke.namespace.suspicion_record import kept
 from spoke.namespace.tree import Invalidation
 from spoke.orders.shelf import OrderShelf
 from spoke.pins import Pins
@@ -91,7 +93,10 @@ class Spoke:
             self.pin,
             pin_reached=self.pin is not None
             and is_at(journal.directory, self.pin, self.tree.catalog_id, self.tree.revision),
+            suspicious=kept(journal.directory, clock()),
         )
+        if self.suspicious is not None:
+            log.error("hub suspicious since before this start: the old names are kept", seen=str(self.suspicious))
         self.follower = Follower(self.replica, journal, self._names_changed, clock)
         host, port = parse_address(settings.hub)
         self.client = HubClient(
@@ -128,7 +133,11 @@ class Spoke:
         store.on_gone = self.ahead.evicted
         self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
         observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
-        self.reads = Reads(store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout)
+        self.long_waits = LongWaits(clock, self.client.in_words)
+        self.reads = Reads(
+            store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout, long_waits=self.long_waits
+        )
+        self.reads.names_in_doubt = lambda: str(self.suspicious) if self.suspicious is not None else ""
         self.reads.on_short_of_memory = self._give_memory_back
         self.pins = Pins(
             settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
@@ -156,6 +165,7 @@ class Spoke:
                 "warm": self._answer_warm,
                 "pin": self._answer_pin,
                 "unpin": self._answer_unpin,
+                "loss": self._answer_loss,
                 "accept": self._answer_accept,
                 "plan": self._answer_plan,
                 "plans": self._answer_plans,
@@ -425,12 +435,21 @@ class Spoke:
     async def _confirm(self, path: bytes) -> None:
         """Return once the names have this path as it is at the hub. Raises HeadraceError, at the latest after the read timeout."""
         timeout_s = self.loaded.settings.read_timeout or None
+        wait = self.long_waits.begin(path, None)
+        slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self.long_waits.grew_long, wait)
+        well = False
         try:
             async with asyncio.timeout(timeout_s):
                 position = await self.client.checks.ask(path)
                 await self.follower.until(lambda: self._is_at(position) or self.suspicious is not None)
+            well = True
         except TimeoutError:
-            raise HubUnreachable(f"{path!r}: the hub did not confirm it within {timeout_s:g} s") from None
+            error = HubUnreachable(f"{path!r}: the hub did not confirm it within {timeout_s:g} s")
+            self.long_waits.timed_out(wait, error)
+            raise error from None
+        finally:
+            slow.cancel()
+            self.long_waits.ended(wait, well=well)
         if not self._is_at(position):
             raise HubUnreachable(f"{path!r}: the hub's names are not believed: {self.suspicious}")
 
@@ -484,6 +503,7 @@ class Spoke:
             "hub": {
                 "address": settings.hub,
                 "connected": client.connected,
+                "in_words": client.in_words(),
                 "error": str(client.last_error) if client.last_error is not None else None,
                 "rtt_s": client.rtt_s,
                 "rate_bytes_per_s": client.rate_bytes_per_s,
@@ -522,6 +542,9 @@ class Spoke:
                 "wan_bytes": counts.wan_read_bytes,
                 "stall_s": counts.stall_s,
                 "waiting": self.reads.waiting,
+                "waiting_long": self.long_waits.long_count,
+                "longest_wait_s": self.long_waits.longest_s(),
+                "timeouts": self.long_waits.timeouts_total,
                 "stale": counts.stale_reads,
             },
             "prefetch": {
@@ -599,13 +622,49 @@ class Spoke:
     async def _answer_order_drop(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield {"dropped": await self.order_shelf.drop(str(request.get("name")))}
 
-    async def _answer_accept(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def _answer_loss(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        suspicion = self.suspicious
+        if suspicion is None:
+            yield {"suspicious": None}
+            return
+        self._check_at_hand()
+        losses = Losses()
+        for _ in self.replica.losses(losses, self.store.present_bytes):
+            await asyncio.sleep(0)  # let reads go in between
+            self._check_still(suspicion)
+        yield {
+            "suspicious": str(suspicion),
+            "revision": suspicion.revision,
+            "catalog_id": suspicion.catalog_id.hex(),
+            "files": losses.files,
+            "others": losses.others,
+            "file_bytes": losses.file_bytes,
+            "cached_bytes": losses.cached_bytes,
+            "examples": [os.fsdecode(path).encode("utf-8", "backslashreplace").decode() for path in losses.examples],
+        }
+
+    async def _answer_accept(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         suspicion = self.suspicious
         if suspicion is None:
             yield {"said": "the hub is not suspicious; nothing to accept"}
             return
+        self._check_at_hand()
+        seen = request.get("revision"), request.get("catalog_id")
+        if seen not in ((None, None), (suspicion.revision, suspicion.catalog_id.hex())):
+            raise HeadraceError(f"the hub has said something else meanwhile: {suspicion}; look again")
         self.follower.accept()
         yield {"said": f"accepted: {suspicion}"}
+
+    def _check_at_hand(self) -> None:
+        if not self.replica.can_accept:
+            raise HeadraceError(
+                "the hub is suspicious, but since this spoke started it has not shown its names yet "
+                f"({self.client.in_words()}); try again when it has"
+            )
+
+    def _check_still(self, suspicion: Suspicion) -> None:
+        if self.suspicious is not suspicion:
+            raise HeadraceError("the hub has said something else meanwhile; look again")
 
 
 def pin_of(settings: SpokeSettings) -> Pin | None:

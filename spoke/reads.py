@@ -18,6 +18,7 @@ from common.runtime import settle
 from spoke.cache.store import BlocksMissing, Store
 from spoke.fetcher import Fetcher
 from spoke.hub_client.single_flight import Want
+from spoke.long_waits import LongWaits
 from spoke.memory import Admission
 from spoke.namespace.tree import Node
 from spoke.prefetch.source import FAULT_BYTES
@@ -53,7 +54,6 @@ class ReadObserver(Protocol):
 
     def read(self, handle: Handle, task_id: int, offset_bytes: int, length_bytes: int, result: ReadResult) -> None: ...
     def stalled(self, handle: Handle, task_id: int, stall_s: float) -> None: ...
-    def slow(self, handle: Handle) -> None: ...
     def gone(self, handle: Handle) -> None: ...
 
 
@@ -68,7 +68,12 @@ class Reads:
         clock: Callable[[], float],
         *,
         read_timeout_s: float,
+        long_waits: LongWaits | None = None,
     ) -> None:
+        self.long_waits = long_waits or LongWaits(clock)
+        self.names_in_doubt: Callable[[], str] = lambda: ""
+        """What a suspicious hub announced; empty when it is believed."""
+        self._told_doubt = ""
         self._store = store
         self._fetcher = fetcher
         self._recent = fetcher.recent
@@ -177,7 +182,9 @@ class Reads:
         self.waiting += 1
         fetch_bytes = sum(found.block_count for found in missing) * BLOCK_BYTES
         inside_bytes = 0
-        slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self._warn_slow, handle, offset_bytes)
+        wait = self.long_waits.begin(handle.path, offset_bytes)
+        slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self.long_waits.grew_long, wait)
+        well = False
         try:
             async with asyncio.timeout(timeout_s or None):
                 if not self.admission.enter_now(length_bytes, fetch_bytes):
@@ -190,9 +197,10 @@ class Reads:
                 await self._fill_from_cache(handle, want, missing, deadline_s)
                 want.release_hold()
                 await arrival
+            well = True
         except TimeoutError:
             error = DeadlineExceeded(f"no data from the hub within the read timeout of {self._read_timeout_s:g} s")
-            self._log_failure(handle, offset_bytes, error)
+            self.long_waits.timed_out(wait, error)
             if timeout_s == self._read_timeout_s:
                 self._note_given_up(handle, blocks)
             raise error from None
@@ -201,6 +209,7 @@ class Reads:
             raise
         finally:
             slow.cancel()
+            self.long_waits.ended(wait, well=well)
             self.waiting -= 1
             if want is not None:
                 self._fetcher.give_up(want)
@@ -216,9 +225,11 @@ class Reads:
         When its readahead fails the kernel asks at once for the first page alone, and the reader still waits: without
         this it would wait twice. Once for each failure, so that a reader who tries again by himself has all the time.
         """
-        for at_s, failed in handle.gave_up:
+        for given_up in handle.gave_up:
+            at_s, failed = given_up
             if now_s - at_s < limits.READ_ASKED_AGAIN_S and subtract([blocks], failed) != [blocks]:
-                handle.gave_up = ()
+                # Only this one: other readers of the same open file are asked for again just now, too.
+                handle.gave_up = tuple(other for other in handle.gave_up if other is not given_up)
                 return min(limits.READ_ASKED_AGAIN_TIMEOUT_S, self._read_timeout_s)
         return self._read_timeout_s
 
@@ -248,16 +259,13 @@ class Reads:
             else:
                 want.fill(part.first_block, memoryview(data))
 
-    def _warn_slow(self, handle: Handle, offset_bytes: int) -> None:
-        log.warning(
-            "a read waits for the hub", path=handle.path, offset_bytes=offset_bytes, waited_s=limits.SLOW_READ_AFTER_S
-        )
-        self._observer.slow(handle)
-
     def _log_failure(self, handle: Handle, offset_bytes: int, error: HeadraceError) -> None:
         error.logged = True
         if isinstance(error, StaleVersion):
             self._observer.gone(handle)
+            if doubt := self.names_in_doubt():
+                self._log_doubted(handle, offset_bytes, doubt)
+                return
             log.warning(
                 "an open file changed at the hub and its old bytes are not cached; the reader gets ESTALE, a new open gets the new file",
                 path=handle.path,
@@ -267,4 +275,16 @@ class Reads:
         else:
             log.error(
                 "a read failed", path=handle.path, offset_bytes=offset_bytes, error=str(error), code=error.wire_code
+            )
+
+    def _log_doubted(self, handle: Handle, offset_bytes: int, doubt: str) -> None:
+        """Once for each thing announced: every read of what is not cached fails until the hub has the files again."""
+        if doubt != self._told_doubt:
+            self._told_doubt = doubt
+            log.error(
+                "the hub, which is suspicious, has not got a file that is still shown, and its blocks are not cached: such reads get "
+                "ESTALE until it has",
+                path=handle.path,
+                offset_bytes=offset_bytes,
+                seen=doubt,
             )

@@ -176,6 +176,18 @@ def _start_ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a disk", "Z": "dead", "X": "dead"}
+
+
+def process_state(pid: int) -> str:
+    """Of a process, in a word or two."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "gone"
+    return _STATES.get(letter, "running")
+
+
 def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
 
