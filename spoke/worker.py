@@ -63,6 +63,8 @@ class SupervisorLine:
         self.release_asked = asyncio.Event()
         self.lost = asyncio.Event()
         """The supervisor is gone."""
+        self.quiet = True
+        """No thread of the last spoke still waits for its disk."""
         self._signs: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> SupervisorLine:

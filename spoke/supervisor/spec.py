@@ -38,7 +38,9 @@ def make_say(as_json: bool) -> Say:
         shown = {name: value for name, value in facts.items() if value is not None}
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + f".{time.time_ns() // 1000 % 1_000_000:06d}Z"
         if as_json:
-            line = json.dumps({**shown, "module": "spoke.supervisor", "event": event, "level": level, "timestamp": stamp})
+            line = json.dumps(
+                {**shown, "module": "spoke.supervisor", "event": event, "level": level, "timestamp": stamp}
+            )
         else:
             line = f"{stamp} [{level:<8}] {event} " + " ".join(f"{name}={value}" for name, value in shown.items())
         with contextlib.suppress(OSError, ValueError):
