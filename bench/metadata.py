@@ -126,13 +126,20 @@ class Daemon:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
             raise Failed(f"the {name} ended with exit code {self.process.wait()}:\n{tail}")
 
+    @property
+    def working_pid(self) -> int:
+        """Of the process that does the work: a spoke's worker, the only child of its supervisor."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(children[0]) if self.name == "spoke" and children else pid
+
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{self.working_pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory_bytes(self) -> dict[str, int]:
         """``now`` and ``peak`` resident memory."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{self.working_pid}/status").read_text().splitlines()
         sizes = {
             line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("VmRSS", "VmHWM"))
         }

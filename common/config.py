@@ -45,7 +45,7 @@ SETTING_NAMES = frozenset(
             "read_timeout",
         ),
         *("connect_timeout", "links", "identity", "prefetch", "revision", "snapshot", "consistency", "passthrough"),
-        *("allow_other", "uid", "gid", "umask", "record", "read_ahead"),
+        *("allow_other", "uid", "gid", "umask", "record", "read_ahead", "memory_limit"),
         *(
             "tls_cert",
             "tls_key",
@@ -62,7 +62,8 @@ SETTING_NAMES = frozenset(
 """Settings of either daemon: one environment may serve both, and the other's are no mistakes."""
 
 # What Kubernetes sets in every pod for a service named headrace or headrace-hub.
-_BETWEEN_OURSELVES = frozenset({"HEADRACE_READY_FD"})  # a spoke in the background tells its starter (spoke/launch)
+# a spoke in the background tells its starter (spoke/launch), a worker its supervisor (spoke/supervisor)
+_BETWEEN_OURSELVES = frozenset({"HEADRACE_READY_FD", "HEADRACE_SUPERVISOR_FD", "HEADRACE_UNIT"})
 _SERVICE_LINK = re.compile(r"(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP)(_.*)?)?)\Z")
 
 

@@ -329,8 +329,31 @@ CACHE_STATVFS_EVERY_BYTES = 16 * 1024 * 1024
 CACHE_BYPASS_RETRY_S = 5.0
 """First wait after a disk error before the cache is tried again; doubles up to CACHE_BYPASS_RETRY_MAX_S."""
 
-CACHE_BYPASS_RETRY_MAX_S = 300.0
-"""Longest wait between two tries of a failing cache disk."""
+CACHE_BYPASS_RETRY_MAX_S = 30.0
+"""Longest wait between two tries of a failing cache disk; a try is one small file."""
+
+CACHE_TROUBLE_LOG_S = 60.0
+"""Trouble of one kind with the cache disk that comes back within this time is not logged again."""
+
+CACHE_INODE_FLOOR_SHARE = 10
+"""One part in so many of a file system's inodes is left free where that is less than CACHE_FREE_FLOOR_INODES: a small disk has fewer."""
+
+CACHE_SLOW_LOAD_S = 0.05
+CACHE_SLOW_FOR_S = 10.0
+"""A look into an index that held the event loop for so long: for that time none is looked into but in threads, and what is not
+known yet counts as not cached."""
+
+CACHE_STUCK_WRITE_S = 5.0
+"""A write under way for so long: the disk counts as slow."""
+
+CACHE_TEND_WAIT_S = 1.0
+"""How long housekeeping waits for the disk. What takes longer goes on by itself."""
+
+CACHE_CLOSE_TIMEOUT_S = 3.0
+"""At stop, how long jobs on the cache disk are waited for. Left behind: a kill at any moment costs nothing but what was not written."""
+
+CACHE_LENT_FILES_MAX = 256
+"""Descriptors lent to the kernel that stay open; it keeps a reference of its own. The one lent longest ago is closed."""
 
 CONTROL_LINE_MAX_BYTES = 1024 * 1024
 """One request line on the control socket. Refuse: the connection is closed."""
@@ -356,6 +379,19 @@ FUSE_NOTIFICATIONS_MAX_QUEUED = 64 * 1024
 
 FUSE_NEGATIVE_LIFETIME_S = 60.0
 """How long the kernel may remember that a name does not exist, were it never told that the name appeared."""
+
+FUSE_REQUESTS_IN_HAND_MAX = 16 * 1024
+"""Requests noted for the next worker while they wait for their answer. Beyond, one is not noted: only on a kernel without re-send,
+and only if the worker then dies, does its reader wait until it is killed."""
+
+FUSE_LEDGER_SEGMENT_BYTES = 1024 * 1024
+"""The ledger grows and shrinks by so much: about 10,000 names that the kernel holds."""
+
+FUSE_LEDGER_NUMBERS_RESERVED = 4096
+"""Node ids and handle ids put aside at once for one worker; those it has not used are left out by the next."""
+
+FUSE_BACKING_IDS_SEARCHED = 4096
+"""Backing ids below the newest that a worker which takes over looks at for ones nobody wrote down (a microsecond each)."""
 
 FUSE_ANSWER_TIMEOUT_S = 2.0
 """How long a mountpoint that may hang is waited for, in a thread. Beyond, it counts as not answering."""
@@ -530,6 +566,60 @@ LOG_KEPT_S = 7 * 24 * 3600.0
 
 RUNTIME_FILE_SWEPT_AFTER_S = 60.0
 """Sockets and records of dead spokes younger than this are left alone: their spoke may just be starting."""
+
+# --- supervisor and worker (spoke/supervisor) ----------------------------------------------------------------
+
+SUPERVISED_FAILED_STARTS_MAX = 5
+"""Starts of a worker that fail one after another (about 12 s in all). Then the mount is given up: pending reads get EIO."""
+
+SUPERVISED_DEATHS_MAX = 40
+SUPERVISED_DEATHS_WINDOW_S = 300.0
+"""Deaths of workers that did serve, within this time: whatever kills them goes on. The mount is given up."""
+
+SUPERVISED_QUICK_RESTARTS = 5
+SUPERVISED_RECENT_S = 30.0
+SUPERVISED_SLOWED_S = 0.5
+"""Up to five deaths in half a minute are followed by a start at once, further ones after half a second."""
+
+SUPERVISED_RETRY_FIRST_S = 0.5
+SUPERVISED_RETRY_MAX_S = 4.0
+"""Back-off between a start that failed and the next; doubled each time."""
+
+SUPERVISED_START_S = 120.0
+"""A worker that takes over a mount and does not serve after this time is killed. A million names take about ten seconds."""
+
+SUPERVISED_SILENT_S = 60.0
+"""A worker whose event loop gave no sign for so long (or for the unit's WatchdogSec, if less) hangs: it is killed."""
+
+SUPERVISED_SIGN_INTERVAL_S = 2.0
+"""Between two signs of life of a worker."""
+
+SUPERVISED_STOP_S = 5.5
+"""From SIGTERM to the end of a worker, which unmounts in 3 s at most. Then it is killed, and the supervisor unmounts."""
+
+SUPERVISED_ABORT_S = 3.0
+"""Between the SIGABRT that makes a hanging worker show its stacks and the SIGKILL."""
+
+UPGRADE_PREPARE_S = 60.0
+"""A new worker imports its code and reads its settings, beside the old one. Then the upgrade is called off."""
+
+UPGRADE_DRAIN_S = 1.0
+"""How long reads in hand may still be answered by the worker that is going; the kernel sends the others again to the next."""
+
+UPGRADE_RELEASE_S = 10.0
+"""From the word to go to the end of the old worker's work. Then it is killed: the cache survives that."""
+
+UPGRADE_ANSWER_S = 300.0
+"""How long ``upgrade`` waits to hear how it went."""
+
+SUPERVISOR_CLIENTS_MAX = 16
+"""Commands that ask one supervisor at once. Refuse: the connection is closed."""
+
+REFUSING_S = 1.0
+"""Once a mount is given up: how long requests are still answered with EIO before the connection ends."""
+
+SERVICE_JOBS_TIMEOUT_S = 1.0
+"""Asking systemd which job stops this unit. No answer counts as a stop: the mount is taken away."""
 
 # --- under systemd (common/systemd) -----------------------------------------------------------------------
 
@@ -882,6 +972,46 @@ to 5 ms, at every step, for an event loop that has much to do."""
 
 HEAP_KEPT_BYTES = 128 * 1024 * 1024
 """Freed memory a daemon keeps for its next buffers. Above it, and once a daemon is idle, it goes back to the kernel."""
+
+MEMORY_LIMIT_BYTES = 512 * 1024 * 1024
+"""A spoke's own memory by default (``--memory-limit``). At it prefetch stops, then what is idle is dropped, then new demand waits."""
+
+MEMORY_LIMIT_MIN_BYTES = 128 * 1024 * 1024
+"""The least ``--memory-limit``: the process with nothing under way takes some 45 MiB. Refuse: UsageError."""
+
+MEMORY_CGROUP_SHARE = 2
+"""One part in so many of a control group's memory is the default limit, where that is less: the rest is for names and page cache."""
+
+MEMORY_FIXED_BYTES = 64 * 1024 * 1024
+"""What a spoke with nothing under way takes, until it was measured."""
+
+MEMORY_DATA_SHARE = 0.75
+"""The part of what is left of the limit that data may fill: the allocator's leftovers, and what has no account, take the rest. With
+the default limit three quarters of it, for prefetch, are PREFETCH_MAX_OUTSTANDING_BYTES."""
+
+MEMORY_DATA_MIN_BYTES = 24 * 1024 * 1024
+"""For data whatever the process itself takes: less cannot make progress."""
+
+MEMORY_LEVELS = (0.80, 0.88, 0.96)
+"""Parts of the limit beyond which prefetch stops, what is idle is dropped, new demand waits (one always goes on)."""
+
+MEMORY_LOOK_S = 0.2
+"""Between two looks at what the process takes."""
+
+MEMORY_TRIM_S = 1.0
+"""Between two times that free heap memory is given back under pressure: some milliseconds each."""
+
+MEMORY_RETRY_S = 0.1
+"""A read for which the kernel had no memory is tried again after so long, within its read timeout."""
+
+MEMORY_STEP_BYTES = 26
+"""One step of a plan that is kept."""
+
+MEMORY_NAME_BYTES = 450
+"""What one name of the mirrored tree takes (a million: 450 MB measured). Counted apart from the limit."""
+
+MEMORY_CACHED_FILE_BYTES = 1200
+"""What one cached file takes in memory. Counted apart from the limit."""
 
 EXTENT_BUFFERS_KEPT = 48
 """Buffers of one extent that a process keeps for the next use. Beyond these each is made anew."""

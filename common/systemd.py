@@ -15,28 +15,9 @@ from collections.abc import MutableMapping
 from common import limits
 from common.errors import HeadraceError
 from common.log import get_logger
+from common.notify import message, socket_address, watchdog_s
 
 log = get_logger(__name__)
-
-
-def message(**fields: str | int) -> bytes:
-    """``NAME=value`` lines; line ends within a value become spaces, as one would begin another field."""
-    return "\n".join(f"{name}={' '.join(str(value).splitlines())}" for name, value in fields.items()).encode()
-
-
-def socket_address(text: str) -> str | None:
-    """Of NOTIFY_SOCKET: a path, or ``@name`` in the abstract namespace. None for what is neither (vsock is not spoken)."""
-    if text.startswith("/"):
-        return text
-    return "\0" + text[1:] if text.startswith("@") and len(text) > 1 else None
-
-
-def watchdog_s(environ: MutableMapping[str, str], pid: int) -> float | None:
-    """Seconds after which systemd takes process ``pid`` for hung; None when it does not watch it."""
-    text = environ.get("WATCHDOG_USEC", "")
-    if not text.isdecimal() or int(text) == 0 or environ.get("WATCHDOG_PID", str(pid)) != str(pid):
-        return None
-    return int(text) / 1e6
 
 
 class ServiceManager:

@@ -17,6 +17,11 @@ ParamT = ParamSpec("ParamT")
 ResultT = TypeVar("ResultT")
 
 
+def exit_code(error: HeadraceError) -> int:
+    """What a command that ends with this error exits with."""
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+
+
 def exit_codes(command: Callable[ParamT, ResultT]) -> Callable[ParamT, ResultT]:
     """Wrap a command: a UsageError ends it with 2, any other HeadraceError with 1, each with its text on stderr."""
 

@@ -47,27 +47,44 @@ def tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> TlsFiles 
 
 
 class Certificates:
-    """Raises UsageError at once when the files cannot be used. ``wall_time_s``: the clock by which certificates expire."""
+    """Raises UsageError at once when the files cannot be used. ``wall_time_s``: the clock by which certificates expire.
 
-    def __init__(self, files: TlsFiles, wall_time_s: Callable[[], float]) -> None:
+    ``may_wait``: files that cannot be used yet are no reason not to begin; until they can, each connection is refused with the reason.
+    """
+
+    def __init__(self, files: TlsFiles, wall_time_s: Callable[[], float], *, may_wait: bool = False) -> None:
         self._files = files
         self._wall_time_s = wall_time_s
         self.expires_s = 0.0
         """When this end's certificate does, in seconds since 1970."""
         self.reloads_total = 0
-        self._signature = self._look()
-        self._contexts = self._load()
-        self._tried = self._signature
+        self._signature: _Signature = ()
+        self._tried: _Signature = ()
+        self._contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
+        self._failure = ""
+        try:
+            self._tried = self._look()
+            self._contexts = self._load()
+            self._signature = self._tried
+        except UsageError as error:
+            if not may_wait:
+                raise
+            self._failure = str(error)
+            log.error("the TLS files cannot be used; without them no connection is made", error=str(error))
 
     def server(self) -> ssl.SSLContext:
         """For a connection that was accepted now."""
-        self.refresh()
-        return self._contexts[0]
+        return self._current()[0]
 
     def client(self) -> ssl.SSLContext:
         """For a connection dialled now: the other end's certificate must name the host that was dialled."""
+        return self._current()[1]
+
+    def _current(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         self.refresh()
-        return self._contexts[1]
+        if self._contexts is None:
+            raise AuthenticationFailed(self._failure)
+        return self._contexts
 
     @property
     def left_s(self) -> float:
@@ -90,6 +107,7 @@ class Certificates:
             self._contexts = self._load()
         except UsageError as error:
             # A certificate is often replaced a moment before its key: the next look finds both.
+            self._failure = str(error)
             log.error("the new TLS files cannot be used, going on with those read before", error=str(error))
             return
         self._signature = signature

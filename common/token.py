@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from common import limits
-from common.errors import UsageError
+from common.errors import AuthenticationFailed, UsageError
 from common.log import get_logger
 from common.tls import check_private
 
@@ -14,33 +14,51 @@ log = get_logger(__name__)
 
 
 class TokenFile:
-    """Raises UsageError at once when the file cannot be used; later the last good token stays in force, with a line in the log."""
+    """Raises UsageError at once when the file cannot be used; later the last good token stays in force, with a line in the log.
 
-    def __init__(self, path: Path) -> None:
+    ``may_wait``: a file that cannot be used yet is no reason not to begin; until it can, each connection is refused with the reason.
+    """
+
+    def __init__(self, path: Path, *, may_wait: bool = False) -> None:
         self._path = path
-        self._signature = self._look()
-        self._tried: tuple[int, int, int] | None = self._signature
-        self._token = self._read()
+        self._signature: tuple[int, int, int] | None = None
+        self._tried: tuple[int, int, int] | None = None
+        self._token = b""
+        self._failure = ""
+        try:
+            self._tried = self._look()
+            self._token = self._read()
+            self._signature = self._tried
+        except UsageError as error:
+            if not may_wait:
+                raise
+            self._failure = str(error)
+            log.error("the token file cannot be used; without it no connection is made", error=str(error))
 
     def current(self) -> bytes:
-        """For a connection that begins now."""
+        """For a connection that begins now. Raises AuthenticationFailed while there was no good one yet."""
+        self._refresh()
+        if not self._token:
+            raise AuthenticationFailed(self._failure)
+        return self._token
+
+    def _refresh(self) -> None:
         try:
             signature = self._look()
         except UsageError as error:
             self._complain(None, error)
-            return self._token
+            return
         if signature not in (self._signature, self._tried):
             try:
                 self._token, self._signature = self._read(), signature
                 log.info("the token was read anew", path=str(self._path))
             except UsageError as error:
                 self._complain(signature, error)
-        return self._token
 
     def _complain(self, signature: tuple[int, int, int] | None, error: UsageError) -> None:
         """Once for each state of the file."""
         if signature != self._tried:
-            self._tried = signature
+            self._tried, self._failure = signature, str(error)
             log.error("the token file cannot be used, going on with the token read before", error=str(error))
 
     def _look(self) -> tuple[int, int, int]:

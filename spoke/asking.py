@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from common.errors import HeadraceError
+from common.limits import STOP_ANSWER_TIMEOUT_S, UPGRADE_ANSWER_S
 from spoke import control
 from spoke.completion import complete_mountpoint
 from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at, process_state, read_owner
@@ -41,6 +43,36 @@ def ask(mountpoint: Path, command: str, request: Mapping[str, Any] | None = None
         )
 
 
+def ask_supervisor(mountpoint: Path, command: str) -> Any:
+    """The same of the process that keeps the mount, which answers also while no worker serves it."""
+    path = locate(mountpoint)
+    with explained(path):
+        return control.ask_once(
+            control.supervisor_socket_path(runtime_dir(), path), {"command": command}, timeout_s=UPGRADE_ANSWER_S
+        )
+
+
+def _supervisor_state(path: str) -> Any:
+    """None: nobody answers."""
+    try:
+        return control.ask_once(
+            control.supervisor_socket_path(runtime_dir(), path), {"command": "state"}, timeout_s=STOP_ANSWER_TIMEOUT_S
+        )
+    except HeadraceError:
+        return None
+
+
+def _between_workers(path: str) -> str | None:
+    """What the supervisor says when no worker answers; None: there is none either."""
+    state = _supervisor_state(path)
+    if state is None:
+        return None
+    return (
+        f"no worker serves {path} just now: the last one ended ({state['last_failure'] or state['last_end'] or 'starting'}), "
+        f"the supervisor (process {state['supervisor_pid']}) starts the next; readers wait. Ask again in a moment"
+    )
+
+
 @contextmanager
 def explained(path: str) -> Iterator[None]:
     """Say why nobody listens or answers: a spoke that is stuck, one that died, another user's, or no mountpoint at all."""
@@ -48,11 +80,16 @@ def explained(path: str) -> Iterator[None]:
         yield
     except control.Silent as error:
         owner = read_owner(runtime_dir(), path)
-        who = f"{path} (process {owner.pid}, {process_state(owner.pid)})" if owner is not None else path
+        state = _supervisor_state(path)
+        pid = state["worker_pid"] if state else owner.pid if owner is not None else None
+        who = f"{path} (process {pid}, {process_state(pid)})" if pid is not None else path
         raise control.Silent(
             f"{who}: {error}; headrace-spoke doctor {path} looks at it, headrace-spoke umount --force {path} takes it away"
         ) from None
     except control.NotMounted as error:
+        said = _between_workers(path)
+        if said is not None:
+            raise control.NotMounted(said) from None
         mounts = mounts_at(path)
         if not mounts or not mounts[-1].is_ours:
             raise control.NotMounted(f"{path}: {error}") from None

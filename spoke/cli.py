@@ -55,6 +55,12 @@ def mount(
     connect_timeout: Annotated[
         str | None, typer.Option(help="How long to wait for a hub when no names are on disk. [default: 10s]")
     ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            help="The most memory it takes for itself, at least 128MiB. [default: 512MiB, or half its cgroup's]"
+        ),
+    ] = None,
     links: Annotated[
         int | None, typer.Option(help="Bulk connections to the hub, 0: as many as the path wants. [default: 0]")
     ] = None,
@@ -137,6 +143,7 @@ def mount(
         "metrics": metrics,
         "read_timeout": read_timeout,
         "connect_timeout": connect_timeout,
+        "memory_limit": memory_limit,
         "links": links,
         "identity": identity,
         "prefetch": prefetch,
@@ -173,7 +180,7 @@ def mount(
         mount_in_background(mountpoint, loaded, log_file, typer.echo)
     else:
         configure(loaded.settings.log_level, loaded.settings.log_format)
-        mount_in_foreground(mountpoint, loaded, on_ready=typer.echo)
+        mount_in_foreground(mountpoint, loaded)
 
 
 @app.command()
@@ -196,6 +203,15 @@ def umount(
     from spoke.launch import unmount
 
     unmount(mountpoint, force=force, say=typer.echo)
+
+
+@app.command()
+@exit_codes
+def upgrade(mountpoint: Mountpoint) -> None:
+    """Start a new worker with the code and settings on disk and let it take the mount over; open files and mappings go on."""
+    from spoke.asking import ask_supervisor
+
+    typer.echo(ask_supervisor(mountpoint, "upgrade")["said"])
 
 
 @app.command()

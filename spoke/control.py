@@ -48,6 +48,11 @@ def socket_path(runtime_dir: Path, mountpoint: str) -> Path:
     return runtime_dir / f"{hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:32]}.sock"
 
 
+def supervisor_socket_path(runtime_dir: Path, mountpoint: str) -> Path:
+    """Where the mount's supervisor answers, also between two workers."""
+    return socket_path(runtime_dir, mountpoint).with_suffix(".super.sock")
+
+
 class ControlServer:
     """Answers on ``path`` (mode 0600) with ``commands``; one task a connection, all ended by ``close()``."""
 

@@ -11,7 +11,8 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import signal
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,13 +22,14 @@ from prometheus_client import CollectorRegistry
 
 from common import __version__, limits, runtime
 from common.blocks import BlockRange
+from common.buffers import EXTENT_BUFFERS
+from common.cgroup import memory_limit
 from common.config import Loaded
 from common.entries import Entry
 from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, UsageError
 from common.log import get_logger
 from common.metrics import HttpPages, TableCollector
 from common.runtime import cancel_and_wait
-from common.systemd import ServiceManager
 from common.units import format_address, parse_address
 from spoke import control, purge
 from spoke.ahead import Ahead
@@ -44,6 +46,7 @@ from spoke.hub_client.client import HubClient, make_hello
 from spoke.hub_client.credentials import Credentials
 from spoke.insight.watch import Insight
 from spoke.long_waits import LongWaits
+from spoke.memory import Level, MemoryBudget, anonymous_bytes, choose_limit
 from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
 from spoke.namespace.journal import Journal
@@ -52,13 +55,13 @@ from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Losses, Suspicion
 from spoke.namespace.suspicion_record import kept
-from spoke.namespace.tree import Invalidation
+from spoke.namespace.tree import FIRST_SERIAL, Invalidation
 from spoke.orders.shelf import OrderShelf
 from spoke.page import spoke_page
 from spoke.pins import Pins
 from spoke.places import runtime_dir
 from spoke.plans import Plans
-from spoke.prefetch.chains import FileFacts
+from spoke.prefetch.chains import FileFacts, NextFile
 from spoke.prefetch.planner import Planner
 from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
@@ -66,7 +69,9 @@ from spoke.privileges import drop_unneeded
 from spoke.reads import Handle, Reads
 from spoke.recorder import Recorder, Recording
 from spoke.retention import Retention
+from spoke.supervisor.channel import Channel
 from spoke.warming import Warming
+from spoke.worker import Handed, SupervisorLine, give_up_mount
 
 log = get_logger(__name__)
 
@@ -86,15 +91,19 @@ class Spoke:
         loaded: Loaded[SpokeSettings],
         store: Store,
         journal: Journal,
+        handed: Handed | None = None,
+        line: SupervisorLine | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         """Builds; nothing runs yet."""
+        self.handed, self.line = handed, line
         settings = loaded.settings
         clock, dice = runtime.now_s, Random()
-        self.mountpoint = mountpoint
-        self.loaded = loaded
+        self.mountpoint, self.loaded = mountpoint, loaded
         self.started_s = runtime.now_s()
         self.counts = Counts()
+        self.memory_limit = choose_limit(settings.memory_limit, loaded.sources["memory_limit"], memory_limit())
+        self.memory = MemoryBudget(self.memory_limit.limit_bytes)
         self.store = store
         self.journal = journal
         self.tree = journal.tree
@@ -106,8 +115,6 @@ class Spoke:
             and is_at(journal.directory, self.pin, self.tree.catalog_id, self.tree.revision),
             suspicious=kept(journal.directory, clock()),
         )
-        if self.suspicious is not None:
-            log.error("hub suspicious since before this start: the old names are kept", seen=str(self.suspicious))
         self.follower = Follower(self.replica, journal, self._names_changed, clock)
         self.credentials = credentials or Credentials()
         host, port = parse_address(settings.hub)
@@ -122,16 +129,7 @@ class Spoke:
             credentials=self.credentials,
         )
         self.siblings = Siblings(self.tree)
-        # What is fetched ahead must fit beside what is kept: a small cache would evict it before it is read.
-        stream_max_bytes = min(limits.PREFETCH_STREAM_MAX_BYTES, store.usage().capacity_bytes // 8)
-        windows_max_bytes = min(
-            limits.PREFETCH_WINDOWS_MAX_BYTES, store.usage().capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE
-        )
-        self.planner = (
-            Planner(self._next_file, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes)
-            if settings.prefetch
-            else None
-        )
+        self.planner = _planner(self._next_file, store.usage().capacity_bytes) if settings.prefetch else None
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock, settings.read_ahead_kib)
         self.plans = Plans(
@@ -143,7 +141,9 @@ class Spoke:
         self.order_shelf = OrderShelf(
             (settings.cache_dir / "orders").absolute(), self.ahead if settings.prefetch else None
         )
-        self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
+        self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice, self.memory)
+        self.fetcher.on_behind = store.behind
+        store.on_well = self.fetcher.disk_is_well
         self.ahead.attach(self.fetcher, self.client)
         self.ahead.foresee = store.foresee
         self.insight = Insight(self, self.fetcher.history, clock)
@@ -161,6 +161,7 @@ class Spoke:
             waits=self.insight,
         )
         self.reads.names_in_doubt = lambda: str(self.suspicious) if self.suspicious is not None else ""
+        self.reads.on_short_of_memory = self._give_memory_back
         self.pins = Pins(
             settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
         )
@@ -185,40 +186,55 @@ class Spoke:
         self.pages = HttpPages(registry, self.health, self.status, spoke_page(self.status, self.insight.page))
         self.control = control.ControlServer(
             control.socket_path(runtime_dir(), mountpoint),
-            {
-                "status": self._answer_status,
-                "stop": self._answer_stop,
-                "explain": self._answer_explain,
-                "cache-list": self._answer_cache_list,
-                "cache-sizes": self._answer_cache_sizes,
-                "cache-evict": self._answer_cache_evict,
-                "warm": self._answer_warm,
-                "pin": self._answer_pin,
-                "unpin": self._answer_unpin,
-                "loss": self._answer_loss,
-                "accept": self._answer_accept,
-                "purge": self._answer_purge,
-                "plan": self._answer_plan,
-                "plans": self._answer_plans,
-                "orders": self._answer_orders,
-                "order-load": self._answer_order_load,
-                "order-drop": self._answer_order_drop,
-            },
+            self._answers(),
         )
         self._stop = asyncio.Event()
-        self._housekeeping: asyncio.Task[None] | None = None
-        self._sampling: asyncio.Task[None] | None = None
+        self._upkeep: list[asyncio.Task[None]] = []
+
+    def _answers(self) -> dict[str, control.Command]:
+        """What the commands may ask, by name."""
+        return {
+            "status": self._answer_status,
+            "stop": self._answer_stop,
+            "explain": self._answer_explain,
+            "cache-list": self._answer_cache_list,
+            "cache-sizes": self._answer_cache_sizes,
+            "cache-evict": self._answer_cache_evict,
+            "warm": self._answer_warm,
+            "pin": self._answer_pin,
+            "unpin": self._answer_unpin,
+            "loss": self._answer_loss,
+            "accept": self._answer_accept,
+            "purge": self._answer_purge,
+            "plan": self._answer_plan,
+            "plans": self._answer_plans,
+            "orders": self._answer_orders,
+            "order-load": self._answer_order_load,
+            "order-drop": self._answer_order_drop,
+        }
 
     # --- life --------------------------------------------------------------------------------------------
 
     @classmethod
-    async def start(cls, mountpoint: str, loaded: Loaded[SpokeSettings]) -> Spoke:
+    async def start(
+        cls,
+        mountpoint: str,
+        loaded: Loaded[SpokeSettings],
+        handed: Handed | None = None,
+        line: SupervisorLine | None = None,
+    ) -> Spoke:
         """Cache, names, hub, mount: in this order, so that nothing is shown that cannot be served.
 
-        Raises UsageError (cache directory, mountpoint, unknown dataset) or HeadraceError with the reason.
+        ``handed``, ``line``: from the supervisor of this process, if it has one. Raises UsageError (cache directory, mountpoint,
+        unknown dataset) or HeadraceError with the reason.
         """
         settings = loaded.settings
-        credentials = Credentials.load(settings.tls, settings.token_file, settings.tls_name)
+        if handed is not None:
+            handed.check(mountpoint, settings.dataset)
+        first_serial = handed.first_serial if handed is not None else FIRST_SERIAL
+        # A mount that is there serves what is cached, also while its files are being renewed.
+        may_wait = handed is not None and handed.goes_on
+        credentials = _credentials(settings, may_wait=may_wait)
         store = await asyncio.to_thread(
             Store.open,
             settings.cache_dir,
@@ -229,20 +245,21 @@ class Spoke:
             clock=runtime.now_s,
         )
         try:
-            journal = await Journal.open(settings.cache_dir / "names" / quote(settings.dataset, safe=""))
+            journal = await Journal.open(settings.cache_dir / "names" / quote(settings.dataset, safe=""), first_serial)
         except OSError as error:
             await store.close()
             raise CacheDirectoryError(f"the names in {settings.cache_dir} cannot be kept: {error.strerror}") from error
-        spoke = cls(mountpoint, loaded, store, journal, credentials)
+        spoke = cls(mountpoint, loaded, store, journal, handed, line, credentials)
         try:
             await spoke._start()
         except BaseException:
-            await spoke.close()
+            await spoke.close(keep_mount=handed is not None and handed.goes_on)
             raise
         return spoke
 
     async def _start(self) -> None:
-        settings = self.loaded.settings
+        if self.suspicious is not None:
+            log.error("hub suspicious since before this start: the old names are kept", seen=str(self.suspicious))
         await self.journal.__aenter__()
         self.follower.start()
         self.fetcher.start()
@@ -251,14 +268,16 @@ class Spoke:
         await self.pins.load()
         await self.retention.load()
         runtime.settle_memory()
+        self._share_memory()
+        self._upkeep.append(asyncio.create_task(self._watch_memory(), name="memory watch"))
         if self.recorder is not None:
-            self.recorder.open()
+            self.recorder.open(go_on=self.handed is not None and self.handed.goes_on)
         await self.order_shelf.start()
         await self._mount()
         await self.control.start()
-        await self.pages.start(*parse_address(settings.metrics))
-        self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
-        self._sampling = asyncio.create_task(self._take_samples(), name="samples")
+        await self.pages.start(*self._metrics_address())
+        self._upkeep.append(asyncio.create_task(self._keep_house(), name="housekeeping"))
+        self._upkeep.append(asyncio.create_task(self._take_samples(), name="samples"))
 
     async def _get_names(self) -> None:
         """Names from the hub if it answers; those on disk if it does not and there are some."""
@@ -289,7 +308,15 @@ class Spoke:
             # Less than the default needs no right to write sysfs: the kernel is told when it connects.
             max_readahead_bytes=min(settings.read_ahead_kib or DEFAULT_KIB, DEFAULT_KIB) * 1024,
         )
-        device = self.device = await Device.mount(Path(self.mountpoint), settings.dataset, runtime_dir(), options)
+        handed = self.handed
+        if handed is not None and handed.ledger is not None and handed.device_fd is not None:
+            device = self.device = Device.take_over(handed.device_fd, handed.ledger, runtime_dir(), options)
+        else:
+            device = self.device = await Device.mount(
+                Path(self.mountpoint), settings.dataset, runtime_dir(), options, outlives_us=self.line is not None
+            )
+            if self.line is not None and device.ledger is not None:
+                self.line.say("mounted", (device.fileno(), device.ledger.fd))
         operations = self.operations = Operations(
             self.tree,
             self.reads,
@@ -303,24 +330,40 @@ class Spoke:
                 b"explain": VirtualFile(lambda: _shown(self.insight.recent())),
                 b"plan": VirtualFile(lambda: _shown(self.plans.facts()), self.plans.ioctl),
             },
+            ledger=device.ledger,
+            request_id=lambda: device.request_id,
         )
         self.store.on_whole = operations.became_whole
         self.retention.on_erased = operations.forget_bytes
-        await device.serve(operations)
+        terms = await device.serve(operations, handed.ledger.terms if handed is not None and handed.ledger else None)
+        if self.line is not None and not terms.resend:
+            log.warning(
+                "this kernel cannot send requests again (Linux 6.9 or newer can): if the worker dies, reads it had in hand get EIO"
+            )
         if device.read_ahead is not None:
             self.ahead.read_ahead.mounted(device.read_ahead)
 
-    async def wait(self, stop: asyncio.Event) -> None:
-        """Until ``stop`` is set, somebody asked to stop, or the mount is gone. Raises if a worker of ours died."""
+    def _metrics_address(self) -> tuple[str, int]:
+        """A port that the system chose stays what it was when the worker is another."""
+        host, port = parse_address(self.loaded.settings.metrics)
+        before = self.line.facts.get("metrics") if self.line is not None else None
+        return parse_address(before) if before and port == 0 else (host, port)
+
+    async def wait(self, *stops: asyncio.Event) -> None:
+        """Until one of ``stops`` is set, somebody asked to stop, or the mount is gone. Raises if a task of ours died."""
         assert self.device is not None
         ends = [
-            asyncio.create_task(stop.wait(), name="stop signal"),
+            *(asyncio.create_task(stop.wait(), name="stop signal") for stop in stops),
             asyncio.create_task(self._stop.wait(), name="stop command"),
             asyncio.create_task(self.device.wait_ended(), name="mount ended"),
         ]
         workers = [
             task
-            for task in (self._housekeeping, self._sampling, self.follower.task, *self.fetcher.tasks)
+            for task in (
+                *self._upkeep,
+                self.follower.task,
+                *self.fetcher.tasks,
+            )
             if task is not None
         ]
         try:
@@ -332,11 +375,19 @@ class Spoke:
         finally:
             await cancel_and_wait(*ends)
 
-    async def close(self) -> None:
-        """Unmount first, so that no reader hangs on a spoke that is half gone; then the rest, in reverse order."""
-        await cancel_and_wait(self._housekeeping, self._sampling)
-        if self.device is not None:
+    async def close(self, keep_mount: bool = False) -> None:
+        """Unmount first, so that no reader hangs on a spoke that is half gone; then the rest, in reverse order.
+
+        ``keep_mount``: leave it to the next worker instead; readers wait for that one.
+        """
+        await cancel_and_wait(*self._upkeep)
+        self.store.close_idle_files()  # taking the mount away needs descriptors
+        if self.device is not None and keep_mount:
+            await self.device.let_go(limits.UPGRADE_DRAIN_S)
+        elif self.device is not None:
             await self.device.close()
+        elif self.handed is not None:
+            give_up_mount(self.handed)
         await self.pages.close()
         await self.warming.close()
         await self.fetcher.close()
@@ -357,13 +408,17 @@ class Spoke:
     async def _keep_house(self) -> None:
         """What is done now and then: tell the hub how we fare, and the cache which versions nobody names any more."""
         fetched_bytes = 0
+        served = 0
         while True:
             await asyncio.sleep(limits.HOUSEKEEPING_INTERVAL_S)
             if fetched_bytes != self.counts.fetched_bytes:
                 fetched_bytes = self.counts.fetched_bytes
             else:
                 self.fetcher.recent.forget()
+                if served == self.counts.served:
+                    self.fetcher.drop_idle()
                 runtime.give_back_memory()
+            served = self.counts.served
             usage = self.store.usage()
             self.client.send_stats(
                 {
@@ -382,10 +437,72 @@ class Spoke:
             self.pins.tend()
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
-                await self.retention.tend(self.tree.is_live, self.reads.is_open, self.client.refusal)
+                await self.retention.tend(
+                    self.tree.is_live, self.reads.is_open, self.client.refusal, self.client.connected
+                )
             await self.store.tend()
             if self.recorder is not None:
                 self.recorder.flush()
+
+    # --- memory ------------------------------------------------------------------------------------------
+
+    def _dataset_bytes(self) -> dict[str, int]:
+        """What grows with the dataset and not with the work: not under the limit."""
+        return {
+            "names": self.tree.entry_count * limits.MEMORY_NAME_BYTES,
+            "index": self.store.files_known * limits.MEMORY_CACHED_FILE_BYTES,
+        }
+
+    def _own_bytes(self) -> int:
+        """What the limit is on."""
+        return max(0, anonymous_bytes() - sum(self._dataset_bytes().values()))
+
+    def _share_memory(self) -> None:
+        """Divide what the process itself leaves of the limit."""
+        memory = self.memory
+        memory.settled(self._own_bytes())
+        self.fetcher.recent.capacity_bytes = memory.recent_bytes
+        EXTENT_BUFFERS.capacity = memory.kept_buffers
+        runtime.keep_freed_memory(memory.heap_kept_bytes)
+        log.info("memory limit", limit_bytes=self.memory_limit.limit_bytes, origin=self.memory_limit.origin,
+                 for_data_bytes=memory.data_bytes)  # fmt: skip
+
+    async def _watch_memory(self) -> None:
+        """Look at what the process takes, and act before the limit is reached."""
+        trimmed_s = float("-inf")
+        while True:
+            await asyncio.sleep(limits.MEMORY_LOOK_S)
+            before = self.memory.level
+            level = self.memory.measured(self._own_bytes())
+            if level > Level.EASE and runtime.now_s() - trimmed_s >= limits.MEMORY_TRIM_S:
+                trimmed_s = runtime.now_s()
+                if level >= Level.DROP_IDLE:
+                    self.fetcher.drop_idle()
+                runtime.give_back_memory()
+                level = self.memory.measured(self._own_bytes())
+            if Level.DROP_IDLE in (before, level) and level != before:
+                log.info("memory", level=level.name, own_bytes=self._own_bytes(), limit_bytes=self.memory.limit_bytes)
+            self.reads.admission.look()
+            if level < before:
+                self.ahead.look_again()
+
+    def _give_memory_back(self) -> None:
+        """The kernel had none for us."""
+        self.fetcher.drop_idle()
+        runtime.give_back_memory()
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What holds memory, by owner; ``process`` is the rest of what the kernel says: interpreter, bookkeeping, leftovers."""
+        fetcher = self.fetcher
+        held = {
+            **self._dataset_bytes(),
+            "flights": fetcher.landed_bytes,
+            "readers": self.reads.admission.inside_bytes,
+            "recent": fetcher.recent.held_bytes,
+            "buffers": EXTENT_BUFFERS.idle_bytes,
+            "orders": self.plans.held_steps * limits.MEMORY_STEP_BYTES,
+        }
+        return {**held, "process": max(0, anonymous_bytes() - sum(held.values()))}
 
     # --- between the rooms -------------------------------------------------------------------------------
 
@@ -472,11 +589,17 @@ class Spoke:
         notes = list(self.device.notes) if self.device is not None else []
         if usage.bypass is not None:
             notes.append(f"the cache is bypassed: {usage.bypass}")
+        elif usage.trouble is not None:
+            notes.append(f"the cache disk: {usage.trouble.reason}")
+        if self.memory.level >= Level.DROP_IDLE:
+            notes.append("memory is short: nothing is fetched ahead; see memory_limit")
+        descriptors, most_descriptors = runtime.open_descriptors()
         if self.journal.failure is not None:
             notes.append(f"names are not kept on disk: {self.journal.failure}")
         return {
             "version": __version__,
             "pid": os.getpid(),
+            "supervision": self.supervision(),
             "mountpoint": self.mountpoint,
             "dataset": settings.dataset,
             "uptime_s": runtime.now_s() - self.started_s,
@@ -512,7 +635,10 @@ class Spoke:
                 "evicted_bytes": usage.evicted_bytes_total,
                 "erased_bytes": self.retention.erased_bytes_total,
                 "corrupt_blocks": usage.corrupt_blocks_total,
+                "trouble": usage.trouble._asdict() if usage.trouble is not None else None,
+                "read_errors": usage.read_errors_total,
                 "write_errors": usage.write_errors_total,
+                "skipped_bytes": self.fetcher.skipped_bytes_total,
                 "write_backlog_bytes": self.fetcher.write_backlog_bytes,
             },
             "reads": {
@@ -537,6 +663,19 @@ class Spoke:
                 "outstanding_bytes": self.fetcher.prefetch_outstanding_bytes,
             },
             **self.insight.facts(),
+            "memory": {
+                "limit_bytes": self.memory_limit.limit_bytes,
+                "origin": self.memory_limit.origin,
+                "own_bytes": self._own_bytes(),
+                "level": self.memory.level.name.lower().replace("_", "-"),
+                "for_data_bytes": self.memory.data_bytes,
+                "held_bytes": self.memory_bytes(),
+                "waiting_reads": self.reads.admission.waiting,
+                "waited_reads": self.reads.admission.waited_total,
+                "pressed": self.memory.pressed_total,
+                "open_descriptors": descriptors,
+                "most_descriptors": most_descriptors,
+            },
             "pins": self.pins.facts(),
             "warm": self.warming.facts(),
             "plans": self.plans.facts(),
@@ -554,6 +693,27 @@ class Spoke:
                 name: {"value": _plain(value), "source": self.loaded.sources[name]}
                 for name, value in settings.model_dump().items()
             },
+        }
+
+    @property
+    def worker_restarts(self) -> int:
+        """Workers of this mount that died and were replaced."""
+        return int(self.line.facts.get("restarts", 0)) if self.line is not None else 0
+
+    def supervision(self) -> Mapping[str, Any] | None:
+        """Who keeps the mount when this process dies; None: nobody."""
+        if self.line is None:
+            return None
+        terms = self.device.negotiated if self.device is not None else None
+        told = self.line.facts
+        return {
+            "supervisor_pid": told.get("supervisor_pid"),
+            "worker_pid": os.getpid(),
+            "restarts": self.worker_restarts,
+            "upgrades": told.get("upgrades", 0),
+            "last_end": told.get("last_end") or None,
+            "resend": terms.resend if terms is not None else None,
+            "kept_over_restarts": bool(told.get("stored")),
         }
 
     # --- the control socket ------------------------------------------------------------------------------
@@ -674,6 +834,15 @@ def pin_of(settings: SpokeSettings) -> Pin | None:
     return Pin(settings.revision, settings.snapshot)
 
 
+def _planner(next_file: NextFile, capacity_bytes: int) -> Planner:
+    """What is fetched ahead must fit beside what is kept: a small cache would evict it before it is read."""
+    return Planner(
+        next_file,
+        stream_max_bytes=min(limits.PREFETCH_STREAM_MAX_BYTES, capacity_bytes // 8),
+        windows_max_bytes=min(limits.PREFETCH_WINDOWS_MAX_BYTES, capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE),
+    )
+
+
 def _four_fifths_of_the_disk(cache_dir: Path) -> int:
     """The default capacity; the free-space floor still holds when others fill the disk. Raises CacheDirectoryError."""
     above = next(path for path in (cache_dir, *cache_dir.absolute().parents) if path.exists())
@@ -691,37 +860,71 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
-def run_spoke(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
-    """Serve one mount until SIGTERM, SIGINT, ``umount`` or a lost mount; ``on_ready`` is told once it answers."""
-    drop_unneeded(loaded.settings.paths(mountpoint))
-    runtime.run(_serve(mountpoint, loaded, on_ready))
+def _credentials(settings: SpokeSettings, *, may_wait: bool = False) -> Credentials:
+    return Credentials.load(settings.tls, settings.token_file, settings.tls_name, may_wait=may_wait)
 
 
-async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
-    with ServiceManager() as systemd:
-        await _serve_told(mountpoint, loaded, on_ready, systemd)
+def run_spoke(mountpoint: str, loaded: Loaded[SpokeSettings], channel: Channel) -> None:
+    """Serve one mount as its supervisor's worker, until SIGTERM, SIGINT, ``umount``, a lost mount, or the next worker."""
+    # A terminal that hangs up is the supervisor's affair.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # nor does its background stop our log
+    # Here and not in the supervisor, which must be able to start a worker that keeps more.
+    drop_unneeded([*loaded.settings.paths(mountpoint), runtime_dir()])
+    if not runtime.run(_serve(mountpoint, loaded, channel)):
+        runtime.leave_threads_behind()
 
 
-async def _serve_told(
-    mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object], systemd: ServiceManager
-) -> None:
+async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], channel: Channel) -> bool:
+    """False: the cache disk still holds a thread."""
     stop = asyncio.Event()
     runtime.stop_on_signals(stop)
-    starting = asyncio.create_task(Spoke.start(mountpoint, loaded), name="start")
+    async with SupervisorLine(channel) as line:
+        handed = await line.handed()
+        if handed is not None and handed.facts.get("standby"):
+            _credentials(loaded.settings)
+            line.say("prepared")  # all code is read and the settings are fit; the worker before serves on
+            handed = await line.handed()
+        while handed is not None:
+            handed = await _serve_handed(mountpoint, loaded, line, handed, stop)
+    return line.quiet
+
+
+async def _serve_handed(
+    mountpoint: str, loaded: Loaded[SpokeSettings], line: SupervisorLine, handed: Handed, stop: asyncio.Event
+) -> Handed | None:
+    """Serve until the end (None), or until another worker was to take over and could not."""
+    starting = asyncio.create_task(Spoke.start(mountpoint, loaded, handed, line), name="start")
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
-    await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+    lost = asyncio.create_task(line.lost.wait(), name="supervisor lost")
+    await asyncio.wait([starting, stopped, lost], return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         await cancel_and_wait(starting)
         raise HeadraceError("stopped before the mount was ready")
-    await cancel_and_wait(stopped)
+    await cancel_and_wait(stopped, lost)
     spoke = starting.result()
+    keep_mount = True  # an error of ours is the next worker's to mend
     try:
-        line = f"mounted {loaded.settings.dataset} on {mountpoint}"
-        on_ready(line)
-        systemd.ready(line)
-        log.info("mounted", mountpoint=mountpoint, dataset=loaded.settings.dataset, hub=loaded.settings.hub)
-        await spoke.wait(stop)
+        address = spoke.pages.address
+        line.say(
+            "ready",
+            line=f"mounted {loaded.settings.dataset} on {mountpoint}",
+            metrics=format_address(*address) if address is not None else None,
+        )
+        event = "took the mount over" if handed.goes_on else "mounted"
+        log.info(event, mountpoint=mountpoint, dataset=loaded.settings.dataset, hub=loaded.settings.hub)
+        await spoke.wait(stop, line.release_asked, line.lost)
+        keep_mount = line.release_asked.is_set() and not stop.is_set()
+        if line.lost.is_set():
+            keep_mount = bool(line.facts.get("stored"))
+            log.error("the supervisor is gone", mount="left to the next" if keep_mount else "taken away")
     finally:
-        systemd.stopping()
-        await spoke.close()
-        log.info("unmounted", mountpoint=mountpoint)
+        if not keep_mount:
+            line.say("stopping")
+        await spoke.close(keep_mount)
+        line.quiet = spoke.store.is_quiet
+        log.info("handed the mount on" if keep_mount else "unmounted", mountpoint=mountpoint)
+    if not keep_mount or line.lost.is_set():
+        return None
+    line.say("released")
+    return await line.handed()

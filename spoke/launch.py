@@ -10,19 +10,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from common import limits
 from common.config import Loaded
 from common.errors import CacheDirectoryError, HeadraceError, UsageError
 from common.processes import module_command
-from common.terminal import EXIT_FAILED, EXIT_USAGE
+from common.terminal import EXIT_USAGE, exit_code
 from spoke import control
 from spoke.config import SpokeSettings
 from spoke.fuse import mountpoint as mountpoints
+from spoke.fuse.ledger import Ledger, LedgerUnusable
 from spoke.places import runtime_dir
 from spoke.runtime_files import bound_log, sweep
+from spoke.supervisor.channel import Channel
+from spoke.supervisor.service import stored_descriptors
+from spoke.supervisor.workers import CHANNEL_VARIABLE
 
 READY_FD_VARIABLE = "HEADRACE_READY_FD"
 """Where a background spoke reports: one JSON line, ``{"ready": text}`` or ``{"error": text, "exit": code}``."""
@@ -36,26 +41,106 @@ class StartRefused(UsageError):
     """As StartFailed, for a reason the one who started it can mend."""
 
 
-def mount_in_foreground(mountpoint: Path, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
-    """Mount and serve until SIGTERM, SIGINT or umount."""
-    ready_fd = os.environ.pop(READY_FD_VARIABLE, None)
+def mount_in_foreground(mountpoint: Path, loaded: Loaded[SpokeSettings]) -> None:
+    """Mount and serve until SIGTERM, SIGINT or umount. This process becomes the supervisor, and a fork of it the first worker,
+    which so need not import everything again. In a process that a supervisor started: be the next worker."""
+    channel_fd = os.environ.pop(CHANNEL_VARIABLE, None)
+    if channel_fd is not None:
+        _work(mountpoints.locate(mountpoint), loaded, Channel.from_fd(int(channel_fd)))
+        return
+    ready_fd = int(os.environ.pop(READY_FD_VARIABLE, "-1"))
     try:
-        path = mountpoints.prepare(mountpoint, runtime_dir())
+        stored = stored_descriptors(os.environ)
+        path = mountpoints.locate(mountpoint)
+        if stored is None or not _is_mount_of(stored, path):
+            stored = None
+            path = mountpoints.prepare(mountpoint, runtime_dir())
         _check_apart(path, loaded.settings.cache_dir)
         sweep(runtime_dir(), time.time())
-        from spoke.daemon import run_spoke
-
-        run_spoke(path, loaded, lambda line: _report(ready_fd, {"ready": line}) if ready_fd else on_ready(line))
+        runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     except HeadraceError as error:
-        if ready_fd:
-            _report(
-                ready_fd, {"error": str(error), "exit": EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED}
-            )
+        if ready_fd >= 0:
+            _report(ready_fd, {"error": str(error), "exit": exit_code(error)})
         raise
+    ours, theirs = Channel.pair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    worker_pid = os.fork()
+    if worker_pid:
+        theirs.close()
+        _supervise(path, loaded, ours.detach(), worker_pid, ready_fd, stored or [-1, -1])
+    ours.close()
+    for fd in (ready_fd, *(stored or ())):
+        if fd >= 0:
+            os.close(fd)
+    os.setpgid(0, 0)  # Ctrl-C is the supervisor's, which has us end in order
+    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "FDSTORE"):
+        os.environ.pop(name, None)
+    _work(path, loaded, theirs)
 
 
-def _report(ready_fd: str, line: dict[str, object]) -> None:
-    with contextlib.suppress(OSError), os.fdopen(int(ready_fd), "w") as pipe:
+def _work(path: str, loaded: Loaded[SpokeSettings], channel: Channel) -> None:
+    from spoke.daemon import run_spoke
+
+    run_spoke(path, loaded, channel)
+
+
+def _supervise(
+    path: str, loaded: Loaded[SpokeSettings], channel_fd: int, worker_pid: int, ready_fd: int, stored: Sequence[int]
+) -> NoReturn:
+    command, environment = module_command("spoke.cli")
+    settings = loaded.settings
+    spec = {
+        "mountpoint": path,
+        "command": [*command, *(argument for argument in sys.argv[1:] if argument != "--background")],
+        "take_away": [*module_command("spoke.take_away")[0], path],
+        "control_path": os.fspath(control.supervisor_socket_path(runtime_dir(), path)),
+        "worker_pid": worker_pid,
+        "channel_fd": channel_fd,
+        "ready_fd": ready_fd,
+        "device_fd": stored[0],
+        "ledger_fd": stored[1],
+        "log_json": settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty()),
+        "hangup_stops": _has_terminal(),
+        "hangup_ignored": ready_fd < 0 and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
+    }
+    spec_fd = os.memfd_create("headrace-supervisor", 0)
+    os.write(spec_fd, json.dumps(spec).encode())
+    os.lseek(spec_fd, 0, os.SEEK_SET)
+    for fd in (channel_fd, ready_fd, *stored):
+        if fd >= 0:
+            os.set_inheritable(fd, True)
+    # The command's own words go along: ps and doctor see what was asked for.
+    supervisor = [*module_command("spoke.supervisor")[0], str(spec_fd), *sys.argv[1:]]
+    try:
+        os.execve(supervisor[0], supervisor, environment)
+    except OSError as error:
+        os.kill(worker_pid, signal.SIGKILL)
+        raise HeadraceError(f"the supervisor cannot be started: {error}") from error
+
+
+def _is_mount_of(stored: Sequence[int], path: str) -> bool:
+    """What systemd kept is the mount that stands at ``path``; else it is let go, which ends it."""
+    with contextlib.suppress(LedgerUnusable, OSError):
+        identity = Ledger.adopt(stored[1]).identity()
+        mounts = mountpoints.mounts_at(path)
+        if identity.get("mountpoint") == path and mounts and mounts[-1].minor == identity.get("minor"):
+            return True
+    for fd in stored:
+        os.close(fd)
+    return False
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _report(ready_fd: int, line: dict[str, object]) -> None:
+    with contextlib.suppress(OSError), os.fdopen(ready_fd, "w") as pipe:
         pipe.write(json.dumps(line) + "\n")
 
 
@@ -133,7 +218,9 @@ def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> N
             control.socket_path(runtime_dir(), path), {"command": "stop"}, timeout_s=limits.STOP_ANSWER_TIMEOUT_S
         )
     except HeadraceError as error:
-        if not force and owner is not None and owner.is_alive():
+        if isinstance(error, control.NotMounted) and owner is not None and _stop_supervisor(path):
+            _wait_for_end(owner.pid)
+        elif not force and owner is not None and owner.is_alive():
             raise HeadraceError(
                 f"the spoke of {path} (process {owner.pid}) does not answer: {error}; --force ends it"
             ) from None
@@ -145,9 +232,31 @@ def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> N
     ):
         raise HeadraceError(f"{path} could not be unmounted; see the log, or as root: umount -l {path}")
     if force and owner is not None and owner.is_alive():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(owner.pid, signal.SIGKILL)
+        _kill_with_workers(owner.pid)
     say(f"unmounted {path}")
+
+
+def _kill_with_workers(pid: int) -> None:
+    """A worker that is stopped or stuck would not notice that its supervisor is gone, and keep the cache."""
+    workers: list[int] = []
+    with contextlib.suppress(OSError):
+        workers = [int(worker) for worker in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    for one in (pid, *workers):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
+def _stop_supervisor(path: str) -> bool:
+    """Between two workers: nobody else answers then."""
+    try:
+        control.ask_once(
+            control.supervisor_socket_path(runtime_dir(), path),
+            {"command": "stop"},
+            timeout_s=limits.STOP_ANSWER_TIMEOUT_S,
+        )
+    except HeadraceError:
+        return False
+    return True
 
 
 def _wait_for_end(pid: int) -> None:

@@ -1,4 +1,6 @@
-"""What a spoke started as root gives up before it begins: all of root's rights but those that its work needs.
+"""What a spoke's worker started as root gives up before it begins: all of root's rights but those that its work needs.
+
+Its supervisor gives up none: it starts the next worker, whose settings may name a path of another user.
 
 It keeps CAP_SYS_ADMIN, to mount, to unmount and to hand whole files to the kernel (passthrough), and the right to pass file modes
 only if a path it was given is another user's. A spoke of another user has no rights to give up; it mounts by the set-uid

@@ -18,6 +18,7 @@ from common.log import get_logger
 from spoke.cache.disk import Disk
 from spoke.cache.recovery import IDENTITY_NAME, open_directory
 from spoke.cache.store import Store
+from spoke.fuse.mountpoint import standing_on
 from spoke.namespace.tree import Tree
 from spoke.selection import files_at
 
@@ -49,6 +50,16 @@ async def erase(store: Store, versions: Iterable[bytes]) -> dict[str, Any]:
             erased_bytes += freed_bytes
     log.warning("purged", files=files, erased_bytes=erased_bytes, still_open=still_open)
     return {"files": files, "bytes": erased_bytes, "open": still_open}
+
+
+def check_unmounted(cache_dir: Path, runtime_dir: Path) -> None:
+    """Between two workers of a mount nobody has its cache in use, and the kernel reads from it. Raises CacheDirectoryError."""
+    mountpoint = standing_on(cache_dir, runtime_dir)
+    if mountpoint is not None:
+        raise CacheDirectoryError(
+            f"{cache_dir} is the cache of {mountpoint}, in use by another spoke: headrace-spoke purge {mountpoint} --all, "
+            "or unmount it first"
+        )
 
 
 def look(cache_dir: Path) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def purge(
     if cache_dir is not None:
         from spoke import purge as offline
 
+        offline.check_unmounted(cache_dir, runtime_dir())
         _confirm(yes, offline.look(cache_dir), f"and all names in {cache_dir}")
         _say(offline.erase_all(cache_dir))
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
+from itertools import chain, count
 from pathlib import Path
 
 from common import limits
@@ -40,8 +41,12 @@ class Recorder:
         self._left_bytes = limits.RECORD_MAX_BYTES - len(self._pending)
         self._files: dict[bytes, int] = {}
 
-    def open(self) -> None:
-        """Make the file and begin. Raises UsageError: it exists, or cannot be made."""
+    def open(self, go_on: bool = False) -> None:
+        """Make the file and begin. Raises UsageError: it exists, or cannot be made. ``go_on``: a worker before may have made
+        it; its part stays, and this one goes to ``FILE.1``, or the first such name that is free."""
+        if go_on:
+            parts = (self.path.with_name(f"{self.path.name}.{number}") for number in count(1))
+            self.path = next(part for part in chain((self.path,), parts) if not part.exists())
         try:
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:

@@ -56,9 +56,14 @@ class Retention:
             )
 
     async def tend(
-        self, is_live: Callable[[bytes], bool], is_open: Callable[[bytes], bool], refusal: HeadraceError | None
+        self,
+        is_live: Callable[[bytes], bool],
+        is_open: Callable[[bytes], bool],
+        refusal: HeadraceError | None,
+        given: bool = True,
     ) -> None:
-        """``is_live``: some name has the version; ``is_open``: somebody reads it; ``refusal``: the hub's last word, if it was no."""
+        """``is_live``: some name has the version; ``is_open``: somebody reads it; ``refusal``: the hub's last word, if it was no;
+        ``given``: it was yes. Neither: this process has not heard from the hub yet."""
         if not self._retention_s:
             return
         now_s = self._wall_time_s()
@@ -73,7 +78,8 @@ class Retention:
         ]
         if due:
             await self._erase(due, "the hub has these files no more")
-        await self._tend_refusal(refusal, cached, now_s)
+        if refusal is not None or given:
+            await self._tend_refusal(refusal, cached, now_s)
         await self._keep(now_s)
 
     async def _tend_refusal(self, refusal: HeadraceError | None, cached: Collection[bytes], now_s: float) -> None:

@@ -17,6 +17,7 @@ def render(facts: Mapping[str, Any]) -> str:
     stale = "never heard" if names["staleness_s"] is None else f"{names['staleness_s']:.1f} s ago"
     total_reads = reads["hit"] + reads["late"] + reads["miss"]
     hit_rate = f"{100 * reads['hit'] / total_reads:.1f} %" if total_reads else "no reads yet"
+    kept = facts["supervision"]
     lines = [
         f"{facts['mountpoint']}  {facts['dataset']} from {hub['address']}  (spoke {facts['version']}, pid {facts['pid']}, "
         f"up {facts['uptime_s']:.0f} s)",
@@ -42,9 +43,22 @@ def render(facts: Mapping[str, Any]) -> str:
         + (f"; {ahead['wished_kib']} KiB would be better, but {ahead['failure']}" if ahead["failure"] else ""),
         f"  WAN        {format_size(hub['received_bytes'])} received",
     ]
+    if kept is not None:
+        ended = f", the last {kept['last_end']}" if kept["last_end"] else ""
+        lines.append(
+            f"  processes  supervisor {kept['supervisor_pid']} keeps the mount, worker {kept['worker_pid']} serves it; "
+            f"{kept['restarts']} restarts{ended}; {kept['upgrades']} upgrades"
+            + ("" if kept["resend"] else "; no re-send on this kernel: reads in a dying worker's hand get EIO")
+        )
     stalls = facts["stalls"]
     lines.extend(f"  stalls     {said}" for said in stalls["said"][:3])
     lines.extend(f"  training   {_training(job)}" for job in facts["training"][:8])
+    memory = facts["memory"]
+    lines.append(
+        f"  memory     {format_size(memory['own_bytes'])} of {format_size(memory['limit_bytes'])} ({memory['origin']}), "
+        f"{format_size(memory['held_bytes']['names'] + memory['held_bytes']['index'])} more for names and what is cached, "
+        f"{memory['open_descriptors']} of {memory['most_descriptors']} descriptors"
+    )
     pins = facts["pins"]
     if pins["path_count"] or pins["failure"]:
         left = f", {pins['left_out_files']} files fit no more" if pins["left_out_files"] else ""

@@ -65,6 +65,7 @@ class MemoryReader:
         self.reads = 0
         self.cancelled = 0
         self.short_by_bytes = 0
+        self.kept: list[bytes] = []
 
     def open(self, node: Node, task_id: int) -> OpenVersion:
         self.opens += 1
@@ -95,6 +96,13 @@ class MemoryReader:
         self.releases += 1
         if handle.fd is not None:
             os.close(handle.fd)
+
+    def reopen(self, path: bytes, version: bytes, size_bytes: int, lent: bool) -> OpenVersion:
+        self.opens += 1
+        return OpenVersion(version, self.data[version])
+
+    def keep(self, handle: OpenVersion) -> None:
+        self.kept.append(handle.version)
 
     def passthrough_fd(self, handle: OpenVersion) -> int | None:
         path = self.whole.get(handle.version)

@@ -23,6 +23,7 @@ from common.log import get_logger
 from spoke.fuse import kernel, mounting, mountpoint
 from spoke.fuse.interrupts import Interrupts
 from spoke.fuse.kernel import Negotiated, Opcode
+from spoke.fuse.ledger import Ledger
 from spoke.fuse.notifier import Notifier
 from spoke.fuse.operations import Bytes, Handler
 from spoke.fuse.passthrough import DeviceBacking, Passthrough, open_probe_file, why_not
@@ -44,6 +45,8 @@ class Serving(Protocol):
 
     def release_all(self) -> None: ...
 
+    def let_go(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
@@ -63,8 +66,11 @@ class Device:
     are there before ``serve``, for whoever makes the operations.
     """
 
-    def __init__(self, fd: int, options: MountOptions, mounted: mounting.Mounted | None) -> None:
+    def __init__(
+        self, fd: int, options: MountOptions, mounted: mounting.Mounted | None, ledger: Ledger | None = None
+    ) -> None:
         self._fd = fd
+        self.ledger = ledger
         self._options = options
         self._mounted = mounted
         self._runtime_dir: Path | None = None
@@ -72,11 +78,12 @@ class Device:
         self.notifier = Notifier.for_fd(fd)
         self.passthrough = Passthrough(DeviceBacking(fd), why_not(options.passthrough, options.cache_dir))
         self._loop = asyncio.get_running_loop()
-        self._buffer = memoryview(bytearray(kernel.REQUEST_BUFFER_BYTES))
+        self._buffer = memoryview(bytearray(kernel.REQUEST_BUFFER_BYTES)) if ledger is None else ledger.request_buffer
         self._buffers = [self._buffer]
         self._handlers: dict[int, Handler] = {}
         self._serving: Serving | None = None
         self._tasks: dict[int, asyncio.Task[Bytes]] = {}
+        self._letting_go = False
         self._interrupts = Interrupts(self._loop, self._give_up)
         self._ready: asyncio.Future[Negotiated] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
@@ -88,10 +95,13 @@ class Device:
         self.requests_total = 0
 
     @classmethod
-    async def mount(cls, where: Path, dataset: str, runtime_dir: Path, options: MountOptions) -> Device:
+    async def mount(
+        cls, where: Path, dataset: str, runtime_dir: Path, options: MountOptions, *, outlives_us: bool = False
+    ) -> Device:
         """Mount ``dataset`` read-only on an empty directory, a stale mount of ours taken away first. Raises MountpointError.
 
-        ``runtime_dir`` keeps the record by which a later start tells a live mount from a stale one.
+        ``runtime_dir`` keeps the record by which a later start tells a live mount from a stale one. ``outlives_us``: this process
+        is a worker, and its parent the supervisor that owns the mount; the device then keeps a ledger for the next worker.
         """
         path = await mountpoint.in_thread(lambda: mountpoint.prepare(where, runtime_dir))
         mounting_now = asyncio.ensure_future(
@@ -107,15 +117,37 @@ class Device:
             raise
         device = cls(mounted.fd, options, mounted)
         try:
-            device._owner = mountpoint.Owner.this_process(path, mounted.minor)
-            device._runtime_dir = runtime_dir
-            mountpoint.write_owner(runtime_dir, device._owner)
+            if outlives_us:
+                identity = {"mountpoint": path, "minor": mounted.minor, "dataset": dataset, "notes": mounted.notes}
+                device._use_ledger(Ledger.create(identity))
+            device._own(runtime_dir, os.getppid() if outlives_us else os.getpid())
         except OSError as error:
             await device.close()
             raise MountpointError(f"cannot write to the runtime directory {runtime_dir}: {error.strerror}") from error
         for note in mounted.notes:
             log.warning("mounted with less than asked for", note=note)
         return device
+
+    @classmethod
+    def take_over(cls, fd: int, ledger: Ledger, runtime_dir: Path, options: MountOptions) -> Device:
+        """Go on with the mount of an earlier worker. Raises LedgerUnusable, or OSError for the record."""
+        identity = ledger.identity()
+        mounted = mounting.Mounted(fd, identity["mountpoint"], identity["minor"], tuple(identity["notes"]))
+        device = cls(fd, options, mounted, ledger)
+        device._own(runtime_dir, os.getppid())
+        return device
+
+    def _use_ledger(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._buffer = ledger.request_buffer
+        self._buffers = [self._buffer]
+
+    def _own(self, runtime_dir: Path, pid: int) -> None:
+        assert self._mounted is not None
+        cache_dir = os.path.realpath(self._options.cache_dir) if self._options.cache_dir is not None else ""
+        self._owner = mountpoint.Owner.of(pid, self._mounted.path, self._mounted.minor, cache_dir)
+        self._runtime_dir = runtime_dir
+        mountpoint.write_owner(runtime_dir, self._owner)
 
     @classmethod
     def from_fd(cls, fd: int, options: MountOptions) -> Device:
@@ -152,9 +184,35 @@ class Device:
         """The descriptor, for whoever hands it on."""
         return self._fd
 
+    @property
+    def request_id(self) -> int:
+        """The unique of the request that is being dispatched."""
+        return int(kernel.IN_HEADER.unpack_from(self._buffer)[2])
+
     def pause(self) -> None:
         """Stop reading requests; what is unanswered stays so. For handing the descriptor on."""
         self._stop_reading()
+
+    async def let_go(self, timeout_s: float) -> None:
+        """Leave mount, connection and ledger to the next worker: read no more, give what waits ``timeout_s`` to be answered, and
+        leave the rest unanswered: the kernel sends it again, or (where it cannot) the next worker refuses it."""
+        self._stop_reading()
+        tasks = list(self._tasks.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+        self._letting_go = True
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._interrupts.close()
+        await mountpoint.in_thread(lambda: (self.notifier.flush(timeout_s), self.notifier.close(timeout_s)))
+        if self._serving is not None:
+            self._serving.let_go()
+        if not self._ended.done():
+            self._ended.set_result("let go")
+        os.close(self._fd)
+        if self.ledger is not None:
+            self.ledger.close()
 
     async def wait_ended(self) -> str:
         """Returns why, once the connection is gone: "unmounted", "aborted" or "closed"."""
@@ -172,30 +230,42 @@ class Device:
         """Start answering; returns once the kernel has agreed on the terms.
 
         ``resume``: the terms of a connection that an earlier process served: no INIT comes, and the kernel is asked to send
-        again what is unanswered. Raises UnsupportedKernel, or MountpointError when the kernel never asked.
+        again what is unanswered; a kernel that cannot leaves it with the worker that died, and it is refused with EIO, as far
+        as the ledger knows it. Raises UnsupportedKernel, or MountpointError when the kernel never asked.
         """
         self._serving = serving
         self._handlers = serving.handlers
+        left_in_hand = self.ledger.left_in_hand() if self.ledger is not None else []
         self._loop.add_reader(self._fd, self._on_readable)
         self._reading = True
         if resume is not None:
-            self._agree(resume)
-            if resume.flags & kernel.Init.HAS_RESEND:
-                os.write(self._fd, kernel.notify_resend())
+            self._agree(resume, taken_over=True)
+            self.notifier.everything()
+            if resume.resend:
+                with contextlib.suppress(OSError):  # the connection ended meanwhile: the next read says so
+                    os.write(self._fd, kernel.notify_resend())
+            else:
+                for unique in left_in_hand:
+                    self._refuse(Opcode.READ, unique, errno.EIO)
+                log.error(
+                    "this kernel cannot send requests again (Linux 6.9 or newer can): those the last worker had in hand got EIO",
+                    requests=len(left_in_hand),
+                )
         try:
             async with asyncio.timeout(FUSE_MOUNT_TIMEOUT_S):
                 return await asyncio.shield(self._ready)
         except TimeoutError as error:
             raise MountpointError("the kernel did not start the connection") from error
 
-    def _agree(self, terms: Negotiated) -> None:
+    def _agree(self, terms: Negotiated, taken_over: bool = False) -> None:
         assert self._serving is not None
-        self._probe_passthrough(terms)
+        if self._ready.done():
+            return  # the worker before agreed, and died before the kernel had its answer
+        self._probe_passthrough(terms, taken_over)
         self.notifier.start(terms.inc_epoch, self._serving.known_names)
-        if not self._ready.done():
-            self._ready.set_result(terms)
+        self._ready.set_result(terms)
 
-    def _probe_passthrough(self, terms: Negotiated) -> None:
+    def _probe_passthrough(self, terms: Negotiated, taken_over: bool) -> None:
         if not self.passthrough.wished or self._options.cache_dir is None:
             return
         try:
@@ -204,7 +274,7 @@ class Device:
             self.passthrough.rule_out(f"no file can be made in the cache directory: {error.strerror}")
             return
         try:
-            self.passthrough.probe(terms.passthrough, probe_fd)
+            self.passthrough.probe(terms.passthrough, probe_fd, taken_over)
         finally:
             os.close(probe_fd)
 
@@ -294,6 +364,8 @@ class Device:
                 self._ready.set_exception(error)
             self._refuse(Opcode.INIT, unique, errno.EPROTO)
             return
+        if self.ledger is not None:
+            self.ledger.agree(terms)
         self._reply(unique, reply)
         self._agree(terms)
         log.debug("connected", minor=terms.minor, flags=hex(terms.flags))
@@ -324,11 +396,22 @@ class Device:
         task = self._loop.create_task(answer, name=f"fuse-read-{unique}")
         self._tasks[unique] = task
         self._interrupts.started(unique, kernel.IN_HEADER.unpack_from(self._buffer)[6])
-        task.add_done_callback(partial(self._finish, unique))
+        if self.ledger is None:
+            task.add_done_callback(partial(self._finish, unique))
+        else:
+            task.add_done_callback(partial(self._finish_noted, unique, self.ledger.began(unique)))
+
+    def _finish_noted(self, unique: int, slot: int, task: asyncio.Task[Bytes]) -> None:
+        self._finish(unique, task)
+        assert self.ledger is not None
+        if not (self._letting_go and task.cancelled()):
+            self.ledger.ended(slot)
 
     def _finish(self, unique: int, task: asyncio.Task[Bytes]) -> None:
         del self._tasks[unique]
         self._interrupts.finished(unique)
+        if task.cancelled() and self._letting_go:
+            return
         if task.cancelled():
             self._refuse(Opcode.READ, unique, errno.EIO if self._closing else errno.EINTR)
             return
@@ -391,6 +474,8 @@ class Device:
             self._serving.release_all()
         if quiet:
             os.close(self._fd)
+            if self.ledger is not None:
+                self.ledger.close()
         else:  # a thread is inside the kernel with this number: closing it could hit another file later
             log.error("a notification hangs in the kernel; the device stays open")
         if self._runtime_dir is not None and self._owner is not None:

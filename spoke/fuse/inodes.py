@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 from common.entries import Entry, Kind
 from spoke.fuse.kernel import ROOT_NODE_ID
+from spoke.fuse.ledger import Ledger, NodeRecord
 from spoke.namespace.packing import same_content, unpack_entry
-from spoke.namespace.tree import Node
+from spoke.namespace.tree import Node, Tree
 
 FIRST_NODE_ID = 1 << 10
 """Smaller ids are left to the root and to what is not in the tree (``.headrace``)."""
@@ -24,10 +25,10 @@ class Inode:
     tree moves on; until then the very object the tree's node holds, so that a walk of a million names costs no copy of them.
 
     ``lookups``: how often the kernel was given it and has not forgotten. ``cached_opens`` and ``passthrough_opens``:
-    handles of either kind; the kernel refuses one while the other is open.
+    handles of either kind; the kernel refuses one while the other is open. ``slot``: its record in the ledger, -1 without one.
     """
 
-    __slots__ = ("cached_opens", "lookups", "node", "node_id", "packed", "passthrough_opens")
+    __slots__ = ("cached_opens", "lookups", "node", "node_id", "packed", "passthrough_opens", "slot")
 
     def __init__(self, node_id: int, node: Node) -> None:
         self.node_id = node_id
@@ -36,6 +37,7 @@ class Inode:
         self.lookups = 0
         self.cached_opens = 0
         self.passthrough_opens = 0
+        self.slot = -1
 
     @property
     def entry(self) -> Entry:
@@ -59,12 +61,16 @@ def one_node_id(one: bytes, other: bytes) -> bool:
 
 
 class InodeTable:
-    """Node ids given out and not forgotten. The root is always known."""
+    """Node ids given out and not forgotten. The root is always known. With a ``ledger`` each is written down there first."""
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: Node, ledger: Ledger | None = None) -> None:
+        self._ledger = ledger
         self._by_id: dict[int, Inode] = {}
         self._current: dict[int, Inode] = {}  # by the node's serial
-        self._next_id = FIRST_NODE_ID
+        self._next_id = ledger.node_ids_from(FIRST_NODE_ID) if ledger is not None else FIRST_NODE_ID
+        self._parent: Node | None = None
+        self._prefix = b""
+        self._restored: tuple[bytes | None, Node | None] = (None, None)
         self.root = Inode(ROOT_NODE_ID, root)
         self._by_id[ROOT_NODE_ID] = self.root
         self._current[root.serial] = self.root
@@ -79,20 +85,59 @@ class InodeTable:
         """The inode that new lookups of ``node`` get, if the kernel has seen it."""
         return self._current.get(node.serial)
 
-    def current(self, node: Node) -> Inode:
-        """As :meth:`known`, made if need be, and never with other bytes than the node has now."""
+    def current(self, node: Node, lookups: int = 0) -> Inode:
+        """As :meth:`known`, made if need be, and never with other bytes than the node has now. ``lookups``: how many more
+        references the reply that is being made gives the kernel."""
         inode = self._current.get(node.serial)
-        if inode is not None:
-            if inode.packed is node.packed:
-                return inode
-            if one_node_id(inode.packed, node.packed):
-                inode.packed = node.packed
-                return inode
+        if inode is not None and (inode.packed is node.packed or one_node_id(inode.packed, node.packed)):
+            inode.packed = node.packed
+            inode.lookups += lookups
+            if self._ledger is not None:
+                self._ledger.set_lookups(inode.slot, inode.lookups)
+            return inode
         inode = Inode(self._next_id, node)
+        inode.lookups = lookups
+        if self._ledger is not None:
+            inode.slot = self._ledger.add_node(inode.node_id, node.serial, self._path(node), node.packed, lookups)
         self._next_id += 1
         self._by_id[inode.node_id] = inode
         self._current[node.serial] = inode
         return inode
+
+    def _path(self, node: Node) -> bytes:
+        """Siblings come one after another: their directory's path is made once."""
+        if node.parent is None or node.parent.parent is None:
+            return node.path()
+        if node.parent is not self._parent:
+            self._parent, self._prefix = node.parent, node.parent.path() + b"/"
+        return self._prefix + node.name
+
+    def restore(self, record: NodeRecord, tree: Tree) -> Inode:
+        """A node id that an earlier worker gave out, in the order of node ids. Where the tree has moved on it is an outdated one."""
+        directory, _, name = record.path.rpartition(b"/")
+        if directory != self._restored[0]:
+            self._restored = directory, tree.resolve(directory)
+        parent = self._restored[1]
+        node = parent.children.get(name) if parent is not None else None
+        if node is None or node is tree.root or node.packed[0] != record.packed[0]:
+            node = Node(name, None, record.packed, record.serial)
+        elif node.serial != record.serial:
+            self._current.pop(node.serial, None)
+            node.serial = record.serial  # st_ino stays what it was
+        inode = Inode(record.node_id, node)
+        inode.slot, inode.lookups = record.slot, record.lookups
+        if one_node_id(node.packed, record.packed):
+            inode.packed = node.packed
+            if node.parent is not None:
+                self._current[node.serial] = inode
+        else:
+            inode.packed = record.packed
+        self._by_id[inode.node_id] = inode
+        return inode
+
+    def moved(self, node_id: int, slot: int) -> None:
+        """Its record in the ledger lies elsewhere now."""
+        self._by_id[node_id].slot = slot
 
     def retire(self, node: Node) -> Inode | None:
         """Make the next lookup of ``node`` give a new node id; returns the old one, which goes on answering."""
@@ -106,12 +151,15 @@ class InodeTable:
         if inode is None or inode is self.root:
             return
         inode.lookups = max(0, inode.lookups - lookups)
+        if self._ledger is not None:
+            self._ledger.set_lookups(inode.slot, inode.lookups)
         self.drop_if_unused(inode)
 
     def drop_if_unused(self, inode: Inode) -> None:
         if inode.lookups or inode.cached_opens or inode.passthrough_opens or inode is self.root:
             return
-        self._by_id.pop(inode.node_id, None)
+        if self._by_id.pop(inode.node_id, None) is not None and self._ledger is not None:
+            self._ledger.drop(inode.slot)
         if self._current.get(inode.node.serial) is inode:
             del self._current[inode.node.serial]
 

@@ -26,6 +26,9 @@ MAX_WRITE_BYTES = 4096
 REQUEST_BUFFER_BYTES = 128 * 1024
 """Room for any request: the largest are an IOCTL (16 KiB of payload) and BATCH_FORGET, which fills what it is given."""
 
+UNIQUE_RESEND = 1 << 63
+"""Set in the unique of a request that the kernel sends again; the answer carries it too."""
+
 # Not in the INIT flags but in the replies to OPEN.
 FOPEN_DIRECT_IO = 1 << 0
 FOPEN_KEEP_CACHE = 1 << 1
@@ -251,6 +254,11 @@ class Negotiated:
     @property
     def passthrough(self) -> bool:
         return bool(self.flags & Init.PASSTHROUGH)
+
+    @property
+    def resend(self) -> bool:
+        """The kernel sends unanswered requests again when it is asked to."""
+        return bool(self.flags & Init.HAS_RESEND)
 
     @property
     def inc_epoch(self) -> bool:

@@ -13,6 +13,7 @@ time. Who owns a mount is written beside it, in the runtime directory. Stale or 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import hashlib
@@ -162,7 +163,8 @@ def mounts_at(path: str) -> list[MountEntry]:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that serves a mount, told apart from a later one with its pid."""
+    """The process that serves a mount, or keeps it for those that do, told apart from a later one with its pid. ``cache_dir``: what it
+    serves from, resolved."""
 
     pid: int
     start_ticks: int
@@ -170,11 +172,15 @@ class Owner:
     pid_namespace: str
     minor: int
     mountpoint: str
+    cache_dir: str = ""
 
     @classmethod
     def this_process(cls, mountpoint: str, minor: int) -> Owner:
-        pid = os.getpid()
-        return cls(pid, _start_ticks(pid) or 0, _boot_id(), _pid_namespace(), minor, mountpoint)
+        return cls.of(os.getpid(), mountpoint, minor)
+
+    @classmethod
+    def of(cls, pid: int, mountpoint: str, minor: int, cache_dir: str = "") -> Owner:
+        return cls(pid, _start_ticks(pid) or 0, _boot_id(), _pid_namespace(), minor, mountpoint, cache_dir)
 
     def is_alive(self) -> bool | None:
         """None: cannot be told from here (another pid namespace)."""
@@ -233,6 +239,23 @@ def read_owner(runtime_dir: Path, mountpoint: str) -> Owner | None:
         return owner_from(json.loads(record_path(runtime_dir, mountpoint).read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def standing_on(cache_dir: Path, runtime_dir: Path) -> str | None:
+    """The mountpoint of a mount that is served from ``cache_dir`` now, or by the next worker; blocking, for some seconds at most."""
+    wanted = os.path.realpath(cache_dir)
+    for record in runtime_dir.glob("mount-*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            owner = owner_from(json.loads(record.read_text()))
+            mounts = mounts_at(owner.mountpoint)
+            if (
+                owner.cache_dir == wanted
+                and mounts
+                and mounts[-1].minor == owner.minor
+                and ask_mount(owner.mountpoint) is not Answer.DISCONNECTED
+            ):
+                return owner.mountpoint
+    return None
 
 
 def owner_from(record: object) -> Owner:

@@ -92,6 +92,10 @@ class Notifier:
     def deleted(self, parent_id: int, child_id: int, name: bytes) -> None:
         self._put(_Deleted(parent_id, child_id, name))
 
+    def everything(self) -> None:
+        """What was queued before may be lost: have every name looked up again."""
+        self._put(_Everything([] if self._inc_epoch else list(self._known_names())))
+
     def attributes(self, node_id: int) -> None:
         self._put(_Attributes(node_id))
 

@@ -19,6 +19,7 @@ from spoke.fuse import kernel
 from spoke.fuse.attributes import Ownership, extended
 from spoke.fuse.inodes import Inode, InodeTable
 from spoke.fuse.kernel import Opcode
+from spoke.fuse.ledger import HandleRecord, Ledger, NodeRecord
 from spoke.fuse.listing import Listing, list_virtual
 from spoke.fuse.passthrough import Passthrough
 from spoke.fuse.virtual import DIRECTORY_ID, DIRECTORY_NAME, VirtualDirectory, VirtualFile
@@ -56,10 +57,13 @@ class Reader(Protocol[HandleT]):
     ``task_id``: the thread that asks (its id in our pid namespace, 0 if it is not visible from it). Reads never pass the end
     of the version and want exactly ``length_bytes``. Any HeadraceError is answered with its ``errno``. ``read`` is cancelled when the
     thread that waits is killed or interrupted. ``passthrough_fd``: a descriptor that holds the whole verified version and
-    stays open until ``release``, or None.
+    stays open until ``release``, or None. ``reopen``: a handle that an earlier worker gave out, by what it stood for; ``lent``: its
+    reads are the kernel's own, and its version is to be kept until ``release``, as ``keep`` asks of an open handle.
     """
 
     def open(self, node: Node, task_id: int) -> HandleT: ...
+
+    def reopen(self, path: bytes, version: bytes, size_bytes: int, lent: bool) -> HandleT: ...
 
     def read_nowait(self, handle: HandleT, offset_bytes: int, length_bytes: int, task_id: int) -> Bytes | None: ...
 
@@ -68,6 +72,8 @@ class Reader(Protocol[HandleT]):
     def release(self, handle: HandleT) -> None: ...
 
     def passthrough_fd(self, handle: HandleT) -> int | None: ...
+
+    def keep(self, handle: HandleT) -> None: ...
 
 
 class Notices(Protocol):
@@ -81,13 +87,14 @@ class Notices(Protocol):
 
 
 class _OpenFile(Generic[HandleT]):
-    __slots__ = ("handle", "inode", "passthrough", "size_bytes")
+    __slots__ = ("handle", "inode", "passthrough", "size_bytes", "slot")
 
-    def __init__(self, inode: Inode, handle: HandleT, passthrough: bool) -> None:
+    def __init__(self, inode: Inode, handle: HandleT, passthrough: bool, slot: int = -1) -> None:
         self.inode = inode
         self.handle = handle
         self.size_bytes = handle.size_bytes
         self.passthrough = passthrough
+        self.slot = slot
 
 
 class Operations(Generic[HandleT]):
@@ -95,7 +102,9 @@ class Operations(Generic[HandleT]):
 
     ``cached_fraction``: how much of a file's version is cached, 0 to 1. ``virtual_files``: what ``.headrace/`` holds.
     ``confirm``, if set, is awaited with a file's path before each open; when it returns the tree has the file as it is at the hub.
-    ``lifetime_s``: how long the kernel may trust names and attributes; it is told of changes, so long.
+    ``lifetime_s``: how long the kernel may trust names and attributes; it is told of changes, so long. ``ledger``: where node ids
+    and open files are written down for the next worker, and where those of the one before are taken over from.
+    ``request_id``: the unique of the request that is being handled.
     """
 
     def __init__(
@@ -111,6 +120,8 @@ class Operations(Generic[HandleT]):
         confirm: Callable[[bytes], Awaitable[None]] | None = None,
         lifetime_s: float = DEFAULT_LIFETIME_S,
         negative_lifetime_s: float = FUSE_NEGATIVE_LIFETIME_S,
+        ledger: Ledger | None = None,
+        request_id: Callable[[], int] = lambda: 0,
     ) -> None:
         self._tree = tree
         self._reader = reader
@@ -122,12 +133,16 @@ class Operations(Generic[HandleT]):
         self._confirm = confirm
         self._lifetime = kernel.lifetime(lifetime_s)
         self._negative = kernel.pack_negative_entry(kernel.lifetime(negative_lifetime_s))
-        self._inodes = InodeTable(tree.root)
+        self._ledger = ledger
+        self._request_id = request_id
+        self._inodes = InodeTable(tree.root, ledger)
         self._files: dict[int, _OpenFile[HandleT]] = {}
         self._listings: dict[int, Listing] = {}
         self._contents: dict[int, bytes] = {}
         self._cached_by_version: dict[bytes, set[Inode]] = {}
-        self._last_handle_id = 0
+        self._last_handle_id = ledger.handle_ids_from(1) - 1 if ledger is not None else 0
+        self._inherited_handle_ids = self._last_handle_id
+        self._reopened: dict[int, int] = {}
         self.handlers: dict[int, Handler] = {
             Opcode.LOOKUP: self._lookup,
             Opcode.FORGET: self._forget,
@@ -149,6 +164,9 @@ class Operations(Generic[HandleT]):
             # FLUSH, FSYNC, LSEEK, POLL, STATX and the rest: ENOSYS, which the kernel remembers and acts on by itself.
             **dict.fromkeys(kernel.WRITING, _refuse_write),
         }
+        if ledger is not None:
+            ledger.moved = self._moved
+            self._take_over(*ledger.records())
 
     # --- what the daemon tells and asks ------------------------------------------------------------------
 
@@ -223,6 +241,47 @@ class Operations(Generic[HandleT]):
         self._listings.clear()
         self._contents.clear()
 
+    def let_go(self) -> None:
+        """The next worker takes over: the Reader's handles end here, what the kernel and the ledger hold stays."""
+        for file in self._files.values():
+            self._reader.release(file.handle)
+        self._files.clear()
+
+    def _take_over(self, nodes: list[NodeRecord], handles: list[HandleRecord]) -> None:
+        assert self._ledger is not None
+        opened = {record.node_id for record in handles}
+        for node_record in nodes:
+            # Without lookups: written down, but the reply that would have told the kernel never left.
+            if node_record.lookups or node_record.node_id in opened:
+                self._inodes.restore(node_record, self._tree)
+            else:
+                self._ledger.drop(node_record.slot)
+        for record in handles:
+            inode = self._inodes.get(record.node_id)
+            if inode is None:
+                self._ledger.drop(record.slot)
+                continue
+            entry, lent = inode.entry, record.backing_id != 0
+            handle = self._reader.reopen(inode.node.path(), entry.version, entry.size_bytes, lent)
+            self._files[record.handle_id] = _OpenFile(inode, handle, lent, record.slot)
+            self._reopened[record.unique] = record.handle_id
+            if lent:
+                self._passthrough.restore(entry.version, record.backing_id)
+            self._count_open(inode, lent)
+
+    def _moved(self, is_handle: bool, number: int, slot: int) -> None:
+        if is_handle:
+            self._files[number].slot = slot
+        else:
+            self._inodes.moved(number, slot)
+
+    def _count_open(self, inode: Inode, passthrough: bool) -> None:
+        if passthrough:
+            inode.passthrough_opens += 1
+        else:
+            inode.cached_opens += 1
+            self._cached_by_version.setdefault(inode.entry.version, set()).add(inode)
+
     # --- names -------------------------------------------------------------------------------------------
 
     def _lookup(self, node_id: int, body: memoryview, _task_id: int) -> Reply:
@@ -241,8 +300,7 @@ class Operations(Generic[HandleT]):
         if node is None:
             # In a removed directory nothing can appear and nobody would be told: do not have it remembered.
             return errno.ENOENT if parent.is_outdated else self._negative
-        inode = self._inodes.current(node)
-        inode.lookups += 1
+        inode = self._inodes.current(node, 1)
         return kernel.pack_entry(inode.node_id, self._lifetime, self._lifetime, self._fields(inode))
 
     def _fields(self, inode: Inode) -> kernel.Fields:
@@ -290,6 +348,8 @@ class Operations(Generic[HandleT]):
 
     def _new_handle_id(self) -> int:
         self._last_handle_id += 1
+        if self._ledger is not None:
+            self._ledger.giving_out(self._last_handle_id)
         return self._last_handle_id
 
     def _opendir(self, node_id: int, _body: memoryview, _task_id: int) -> Reply:
@@ -321,7 +381,10 @@ class Operations(Generic[HandleT]):
             return list_virtual(self._virtual, position, room_bytes, plus)
         listing = self._listings.get(handle_id)
         if listing is None:
-            return errno.EBADF
+            inode = self._inodes.get(node_id)
+            if inode is None or handle_id > self._inherited_handle_ids:
+                return errno.EBADF
+            listing = self._listings[handle_id] = Listing(inode, resumed=True)
         if plus:
             return listing.plus(position, room_bytes, self._inodes, self._ownership, self._lifetime)
         return listing.plain(position, room_bytes)
@@ -343,19 +406,26 @@ class Operations(Generic[HandleT]):
             return errno.ESTALE
         if inode.kind is not Kind.FILE:
             return errno.EISDIR if inode.kind is Kind.DIRECTORY else errno.ELOOP
+        unique = self._request_id()
+        if unique & kernel.UNIQUE_RESEND:
+            # The worker before wrote this very open down, and died before it could answer.
+            unique &= ~kernel.UNIQUE_RESEND
+            self._close_file(self._reopened.pop(unique, 0))
         if self._confirm is not None:
-            return self._open_confirmed(self._confirm, inode, task_id)
-        return self._open_now(inode, task_id)
+            return self._open_confirmed(self._confirm, inode, task_id, unique)
+        return self._open_now(inode, task_id, unique)
 
-    async def _open_confirmed(self, confirm: Callable[[bytes], Awaitable[None]], inode: Inode, task_id: int) -> Bytes:
+    async def _open_confirmed(
+        self, confirm: Callable[[bytes], Awaitable[None]], inode: Inode, task_id: int, unique: int
+    ) -> Bytes:
         path = inode.node.path()
         await confirm(path)
-        opened = errno.ESTALE if inode.is_outdated else self._open_now(inode, task_id)
+        opened = errno.ESTALE if inode.is_outdated else self._open_now(inode, task_id, unique)
         if isinstance(opened, int):
             raise StaleVersion(f"{path!r} is another version by now")
         return opened
 
-    def _open_now(self, inode: Inode, task_id: int) -> Bytes | int:
+    def _open_now(self, inode: Inode, task_id: int, unique: int) -> Bytes | int:
         handle = self._reader.open(inode.node, task_id)
         try:
             if handle.version != inode.entry.version or handle.size_bytes != inode.entry.size_bytes:
@@ -369,19 +439,23 @@ class Operations(Generic[HandleT]):
             self._inodes.retire(inode.node)
             return errno.ESTALE
         handle_id = self._new_handle_id()
-        self._files[handle_id] = _OpenFile(inode, handle, backing_id is not None)
+        file = self._files[handle_id] = _OpenFile(inode, handle, backing_id is not None)
+        self._count_open(inode, file.passthrough)
+        if self._ledger is not None:
+            file.slot = self._ledger.add_handle(handle_id, inode.node_id, unique, backing_id or 0)
         if backing_id is not None:
-            inode.passthrough_opens += 1
             return kernel.pack_open(handle_id, kernel.FOPEN_PASSTHROUGH | kernel.FOPEN_NOFLUSH, backing_id)
-        inode.cached_opens += 1
-        self._cached_by_version.setdefault(inode.entry.version, set()).add(inode)
         return kernel.pack_open(handle_id, kernel.FOPEN_KEEP_CACHE | kernel.FOPEN_NOFLUSH)
 
     def _backing(self, inode: Inode, handle: HandleT) -> int | None:
         if inode.cached_opens or not self._passthrough.status().live:
             return None
         fd = self._reader.passthrough_fd(handle)
-        return None if fd is None else self._passthrough.acquire(handle.version, fd)
+        if fd is None:
+            if not self._passthrough.granted_before(handle.version):
+                return None
+            self._reader.keep(handle)  # verified by an earlier worker, and not again since
+        return self._passthrough.acquire(handle.version, fd)
 
     def _release(self, _node_id: int, body: memoryview, _task_id: int) -> Reply:
         handle_id = kernel.RELEASE_IN.unpack_from(body)[0]
@@ -394,6 +468,8 @@ class Operations(Generic[HandleT]):
         if file is None:
             return
         inode, version = file.inode, file.handle.version
+        if self._ledger is not None:
+            self._ledger.drop(file.slot)
         if file.passthrough:
             inode.passthrough_opens -= 1
             self._passthrough.release(version)
@@ -407,12 +483,14 @@ class Operations(Generic[HandleT]):
         self._inodes.drop_if_unused(inode)
         self._reader.release(file.handle)
 
-    def _read(self, _node_id: int, body: memoryview, task_id: int) -> Reply:
+    def _read(self, node_id: int, body: memoryview, task_id: int) -> Reply:
         handle_id, offset_bytes, room_bytes, _, _, _, _ = kernel.READ_IN.unpack_from(body)
         file = self._files.get(handle_id)
         if file is None:
             content = self._contents.get(handle_id)
-            return errno.EBADF if content is None else content[offset_bytes : offset_bytes + room_bytes]
+            if content is None:
+                return self._begin_again(node_id, handle_id, offset_bytes, room_bytes)
+            return content[offset_bytes : offset_bytes + room_bytes]
         length_bytes = file.size_bytes - offset_bytes
         if length_bytes > room_bytes:
             length_bytes = room_bytes
@@ -424,6 +502,16 @@ class Operations(Generic[HandleT]):
         if len(data) != length_bytes:
             raise _short(file, offset_bytes, length_bytes, len(data))
         return data
+
+    def _begin_again(self, node_id: int, handle_id: int, offset_bytes: int, room_bytes: int) -> Bytes | int:
+        """A file of ``.headrace/`` that an earlier worker opened: from its start or not at all, never of two contents."""
+        virtual_file = self._virtual.file(node_id)
+        if virtual_file is None or handle_id > self._inherited_handle_ids:
+            return errno.EBADF
+        if offset_bytes:
+            return errno.ESTALE
+        content = self._contents[handle_id] = virtual_file.content()
+        return content[:room_bytes]
 
     async def _read_later(self, file: _OpenFile[HandleT], offset_bytes: int, length_bytes: int, task_id: int) -> Bytes:
         data = await self._reader.read(file.handle, offset_bytes, length_bytes, task_id)

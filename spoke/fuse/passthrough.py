@@ -6,6 +6,7 @@ why not. A verdict against it stands for the life of the mount; the plain path t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -13,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from common.limits import FUSE_BACKING_IDS_SEARCHED
 from common.log import get_logger
 from spoke.fuse.kernel import BACKING_CLOSE, BACKING_OPEN, pack_backing_id, pack_backing_map
 
@@ -76,6 +78,7 @@ class Passthrough:
         self._live = False
         self._ruled_out = bool(off_because)
         self._held: dict[bytes, _Held] = {}
+        self._granted_before: set[bytes] = set()
 
     def status(self) -> PassthroughStatus:
         return PassthroughStatus(self._live, "" if self._live else self._reason)
@@ -89,26 +92,50 @@ class Passthrough:
     def open_versions(self) -> int:
         return len(self._held)
 
-    def probe(self, negotiated: bool, probe_fd: int) -> None:
-        """Try it on a file beside the cached ones; ``negotiated``: the kernel agreed in INIT."""
+    def probe(self, negotiated: bool, probe_fd: int, taken_over: bool = False) -> None:
+        """Try it on a file beside the cached ones; ``negotiated``: the kernel agreed in INIT. ``taken_over``: an earlier worker
+        may have left ids that nobody uses."""
         if self._ruled_out:
             return
         if not negotiated:
             self.rule_out("the kernel does not offer it (Linux 6.9 or newer is needed)")
             return
         try:
-            self._backing.close(self._backing.open(probe_fd))
+            probe_id = self._backing.open(probe_fd)
+            self._backing.close(probe_id)
         except OSError as error:
             self.rule_out(_reason(error))
             return
         self._live = True
+        if taken_over:
+            self._close_orphans(probe_id)
 
-    def acquire(self, version: bytes, fd: int) -> int | None:
-        """A backing id for one more open of ``version``, or None: then open it the plain way."""
+    def restore(self, version: bytes, backing_id: int) -> None:
+        """One open of ``version`` that an earlier worker granted."""
+        self._held.setdefault(version, _Held(backing_id)).opens += 1
+        self._granted_before.add(version)
+
+    def _close_orphans(self, below_id: int) -> None:
+        """Ids that a worker killed between two instructions wrote down nowhere. The kernel counts them up, so they are below."""
+        known = {held.backing_id for held in self._held.values()}
+        for backing_id in range(max(1, below_id - FUSE_BACKING_IDS_SEARCHED), below_id):
+            if backing_id not in known:
+                with contextlib.suppress(OSError):  # there is none of this number, mostly
+                    self._backing.close(backing_id)
+
+    def granted_before(self, version: bytes) -> bool:
+        """An earlier worker granted it, and it is open since."""
+        return version in self._granted_before and version in self._held
+
+    def acquire(self, version: bytes, fd: int | None) -> int | None:
+        """A backing id for one more open of ``version``, or None: then open it the plain way. ``fd`` None: only if there is one."""
         if not self._live:
             return None
         held = self._held.get(version)
+        if held is None and fd is None:
+            return None
         if held is None:
+            assert fd is not None
             try:
                 held = self._held[version] = _Held(self._backing.open(fd))
             except OSError as error:
@@ -125,6 +152,7 @@ class Passthrough:
         if held.opens:
             return
         del self._held[version]
+        self._granted_before.discard(version)
         try:
             self._backing.close(held.backing_id)
         except OSError as error:  # only when the connection is gone, and the id with it

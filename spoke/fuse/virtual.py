@@ -10,12 +10,13 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from zlib import crc32
 
 from spoke.fuse.kernel import PAGE_BYTES, Fields
 
 DIRECTORY_NAME = b".headrace"
 DIRECTORY_ID = 2
-_FIRST_FILE_ID = 3
+_FIRST_FILE_ID, _FILE_IDS = 3, 1000
 _INODE_NUMBER_BASE = 1 << 62  # far from the tree's serials
 
 
@@ -32,11 +33,13 @@ class VirtualFile:
 
 
 class VirtualDirectory:
-    """The files by name, with fixed node ids."""
+    """The files by name, with node ids made from the names: the same in the next worker, whatever files that one has."""
 
     def __init__(self, files: Mapping[bytes, VirtualFile], uid: int, gid: int) -> None:
         self._names = sorted(files)
-        self._files = [files[name] for name in self._names]
+        self._ids = {name: _FIRST_FILE_ID + crc32(name) % _FILE_IDS for name in self._names}
+        self._files = {self._ids[name]: files[name] for name in self._names}
+        assert len(self._files) == len(files), "two names fell on one node id: rename one"
         self._uid = uid
         self._gid = gid
 
@@ -45,15 +48,14 @@ class VirtualDirectory:
         return list(self._names)
 
     def owns(self, node_id: int) -> bool:
-        return DIRECTORY_ID <= node_id < _FIRST_FILE_ID + len(self._files)
+        return node_id == DIRECTORY_ID or node_id in self._files
 
     def find(self, name: bytes) -> int | None:
         """The node id of a file in the directory."""
-        return _FIRST_FILE_ID + self._names.index(name) if name in self._names else None
+        return self._ids.get(name)
 
     def file(self, node_id: int) -> VirtualFile | None:
-        position = node_id - _FIRST_FILE_ID
-        return self._files[position] if 0 <= position < len(self._files) else None
+        return self._files.get(node_id)
 
     def fields(self, node_id: int) -> Fields:
         """Size 0, as in /proc: the content is made at open, and the handle bypasses the page cache."""

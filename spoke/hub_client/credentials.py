@@ -25,16 +25,20 @@ class Credentials(NamedTuple):
     hub_name: str = ""
 
     @classmethod
-    def load(cls, tls: TlsFiles | None, token_file: Path | None, hub_name: str = "") -> Credentials:
-        """Raises UsageError for files that cannot be used."""
+    def load(
+        cls, tls: TlsFiles | None, token_file: Path | None, hub_name: str = "", *, may_wait: bool = False
+    ) -> Credentials:
+        """Raises UsageError for files that cannot be used, unless they ``may_wait``: then the hub is not dialled before they can."""
         return cls(
-            Certificates(tls, runtime.wall_time_s) if tls is not None else None,
-            TokenFile(token_file) if token_file is not None else None,
+            Certificates(tls, runtime.wall_time_s, may_wait=may_wait) if tls is not None else None,
+            TokenFile(token_file, may_wait=may_wait) if token_file is not None else None,
             hub_name,
         )
 
     def greeting(self, hello: Hello) -> Greeting:
-        """For one connection, that begins now."""
+        """For one connection, that begins now. Raises AuthenticationFailed: there was no file yet that can be used."""
+        if self.certificates is not None:
+            self.certificates.client()
         return Greeting(hello, self.token.current() if self.token is not None else None)
 
 

@@ -27,7 +27,7 @@ from common.units import format_address
 from common.wire.connection import Closed, Connection, Role
 from common.wire.messages import Challenge, Error, Goodbye, Hello, Message, Ping, Pong, Welcome
 from spoke.hub_client.addresses import Address
-from spoke.hub_client.credentials import Credentials
+from spoke.hub_client.credentials import Credentials, Greeting
 
 log = get_logger(__name__)
 
@@ -61,7 +61,8 @@ class Link(asyncio.BufferedProtocol):
         self._clock = clock
         self._connection = Connection(Role.SPOKE)
         self._credentials = credentials or Credentials()
-        self._greeting = self._credentials.greeting(hello)
+        self._hello = hello
+        self._greeting: Greeting | None = None
         self._address = "the hub's address"
         self._transport: asyncio.Transport | None = None
         self._closed = False
@@ -88,6 +89,7 @@ class Link(asyncio.BufferedProtocol):
 
         Raises HubUnreachable, DeadlineExceeded, AuthenticationFailed, or what the hub answered (UnknownDataset, …).
         """
+        self._greeting = self._credentials.greeting(self._hello)
         loop = asyncio.get_running_loop()
         host, port = str(address.sockaddr[0]), int(address.sockaddr[1])
         self._address = format_address(host, port)
@@ -201,6 +203,7 @@ class Link(asyncio.BufferedProtocol):
             return
         tune(self._transport.get_extra_info("socket"))
         self.dialled_s = self._clock()
+        assert self._greeting is not None
         self.send(self._greeting.hello)
 
     def secured(self) -> None:
@@ -260,9 +263,11 @@ class Link(asyncio.BufferedProtocol):
 
     def _handle(self, request_id: int, message: Message) -> None:
         if isinstance(message, Challenge):
+            assert self._greeting is not None
             self.send(self._greeting.answer(message))
             self.dialled_s = self._clock()
         elif isinstance(message, Welcome):
+            assert self._greeting is not None
             self._greeting.welcomed()
             self.welcome = message
             if self.dialled_s is not None:

@@ -17,6 +17,7 @@ from common.log import get_logger
 from common.wire.messages import Changes
 from spoke.namespace import journal_file
 from spoke.namespace.journal_file import SNAPSHOT, SNAPSHOT_NAME, Header, Loaded
+from spoke.namespace.tree import FIRST_SERIAL
 
 log = get_logger(__name__)
 
@@ -51,9 +52,12 @@ class Journal:
         self._worker: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, directory: Path) -> Journal:
-        """Load ``directory`` (made if absent) in a thread. Raises OSError when it cannot be made or read."""
-        loaded = await asyncio.to_thread(_load, directory)
+    async def open(cls, directory: Path, first_serial: int = FIRST_SERIAL) -> Journal:
+        """Load ``directory`` (made if absent) in a thread; its nodes get serials from ``first_serial`` on.
+
+        Raises OSError when it cannot be made or read.
+        """
+        loaded = await asyncio.to_thread(_load, directory, first_serial)
         for note in loaded.notes:
             log.warning("names on disk", note=note, directory=str(directory))
         return cls(directory, loaded)
@@ -203,13 +207,13 @@ class Journal:
         return written.size_bytes + len(end), log_bytes
 
 
-def _load(directory: Path) -> Loaded:
+def _load(directory: Path, first_serial: int) -> Loaded:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     # A million new objects would make the collector walk all of them again and again, to find nothing.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return journal_file.load(directory)
+        return journal_file.load(directory, first_serial)
     finally:
         if collecting:
             gc.enable()

@@ -36,7 +36,7 @@ from common import limits
 from common.entries import Change
 from common.wire.messages import Changes
 from spoke.namespace.packing import pack_entry, unpack_entry
-from spoke.namespace.tree import Node, SequenceBroken, Tree
+from spoke.namespace.tree import FIRST_SERIAL, Node, SequenceBroken, Tree
 
 FORMAT = 1
 MAGIC = b"HRNAMES\0"
@@ -175,16 +175,16 @@ def sync(file: BinaryIO) -> None:
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-def load(directory: Path) -> Loaded:
+def load(directory: Path, first_serial: int = FIRST_SERIAL) -> Loaded:
     """The tree as it was last kept in ``directory``, or an empty one. Cuts a torn log. Raises OSError alone."""
     try:
         data = (directory / SNAPSHOT_NAME).read_bytes()
     except FileNotFoundError:
-        return Loaded(Tree(), 0, 0, 0, ())
+        return Loaded(Tree(first_serial), 0, 0, 0, ())
     try:
-        tree, header, end_revision = _load_snapshot(memoryview(data))
+        tree, header, end_revision = _load_snapshot(memoryview(data), first_serial)
     except Damaged as error:
-        return Loaded(Tree(), 0, 0, 0, (f"{SNAPSHOT_NAME} is damaged and not used: {error}",))
+        return Loaded(Tree(first_serial), 0, 0, 0, (f"{SNAPSHOT_NAME} is damaged and not used: {error}",))
     snapshot_bytes = len(data)
     del data
     path = log_path(directory, header.generation)
@@ -194,13 +194,15 @@ def load(directory: Path) -> Loaded:
             raise Damaged("it belongs to another snapshot")
     except (FileNotFoundError, Damaged) as error:
         # The snapshot may hold part of what only its log makes exact.
-        return Loaded(Tree(), 0, 0, 0, (f"{path.name} is missing or damaged, the names are not used: {error}",))
+        return Loaded(
+            Tree(first_serial), 0, 0, 0, (f"{path.name} is missing or damaged, the names are not used: {error}",)
+        )
     try:
         kept_bytes = _replay(tree, memoryview(log_data), end_revision)
         if tree.revision < end_revision:
             raise Damaged("it was cut inside what completes the snapshot")
     except Damaged as error:
-        return Loaded(Tree(), 0, 0, 0, (f"{path.name} is damaged, the names are not used: {error}",))
+        return Loaded(Tree(first_serial), 0, 0, 0, (f"{path.name} is damaged, the names are not used: {error}",))
     notes: tuple[str, ...] = ()
     if kept_bytes < len(log_data):
         os.truncate(path, kept_bytes)
@@ -229,9 +231,9 @@ def _records(data: memoryview) -> Iterator[tuple[list[Any], int]]:
         yield fields, offset_bytes
 
 
-def _load_snapshot(data: memoryview) -> tuple[Tree, Header, int]:
+def _load_snapshot(data: memoryview, first_serial: int) -> tuple[Tree, Header, int]:
     header = Header.decode(data, SNAPSHOT)
-    tree = Tree()
+    tree = Tree(first_serial)
     tree.catalog_id, tree.revision = header.catalog_id, header.revision
     ended: tuple[int, int] | None = None
     try:

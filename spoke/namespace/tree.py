@@ -28,6 +28,8 @@ from spoke.namespace.packing import (
     unpack_entry,
 )
 
+FIRST_SERIAL = 2
+"""The root has 1."""
 ROOT_ENTRY = Entry(Kind.DIRECTORY, 0o755, 0, 0)
 _NO_CHILDREN: Mapping[bytes, Node] = MappingProxyType({})
 
@@ -138,7 +140,7 @@ class Tree:
     ``epoch`` is odd while a snapshot is being applied, when the names of two revisions mix, and rises on each such turn.
     """
 
-    def __init__(self, first_serial: int = 2) -> None:
+    def __init__(self, first_serial: int = FIRST_SERIAL) -> None:
         self.root = Node(b"", None, pack_entry(ROOT_ENTRY), 1)
         self.revision = 0
         self.catalog_id = b""

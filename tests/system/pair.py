@@ -83,12 +83,18 @@ class Hub(Process):
 
 class Spoke(Process):
     def __init__(
-        self, mountpoint: Path, hub_address: str, cache_dir: Path, dataset: str = "data", extra: Sequence[str] = ()
+        self,
+        mountpoint: Path,
+        hub_address: str,
+        cache_dir: Path,
+        dataset: str | None = "data",
+        extra: Sequence[str] = (),
     ) -> None:
         self.mountpoint = mountpoint
         mountpoint.mkdir(exist_ok=True)
         super().__init__(
-            ["spoke.cli", "mount", str(mountpoint), "--hub", hub_address, "--dataset", dataset,
+            ["spoke.cli", "mount", str(mountpoint), "--hub", hub_address,
+             *(["--dataset", dataset] if dataset is not None else []),
              "--cache-dir", str(cache_dir), "--cache-size", "2GiB", "--metrics", "127.0.0.1:0",
              "--log-format", "json", *extra],
             mountpoint.with_suffix(".log"),
@@ -117,6 +123,23 @@ class Spoke(Process):
         eventually(lambda: self.facts()["cache"]["write_backlog_bytes"] == 0)
         return self
 
+    def worker_pid(self) -> int:
+        pid: int = self.facts()["supervision"]["worker_pid"]
+        return pid
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """SIGKILL: as a host that loses power would, all at once. Another signal goes to the supervisor alone."""
+        others = children(self.popen.pid) if number == signal.SIGKILL else []
+        if others:
+            self.popen.send_signal(signal.SIGSTOP)  # so that it starts no other
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        code = super().kill(number)
+        for pid in others:
+            eventually(lambda pid=pid: not is_running(pid))
+        return code
+
     def clean_up(self) -> None:
         """SIGTERM, then harder; the mount must be gone in the end."""
         try:
@@ -131,6 +154,14 @@ def run(module: str, *arguments: str, timeout_s: float = 60.0) -> subprocess.Com
     return subprocess.run(
         [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
     )
+
+
+def children(pid: int) -> list[int]:
+    """Processes started by ``pid``."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
 
 
 def is_running(pid: int) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pair import END_TIMEOUT_S, Pair, Spoke, eventually, run
+from pair import END_TIMEOUT_S, Pair, Spoke, eventually, is_running, run
 
 from spoke.status import render
 
@@ -341,6 +341,8 @@ def test_no_command_waits_for_a_spoke_that_is_stopped(pair: Pair) -> None:
     sparse(pair.data / "f", 4 * MIB)
     spoke = pair.spoke(pair.hub().address)
     path = str(spoke.mountpoint)
+    worker = spoke.worker_pid()
+    os.kill(worker, signal.SIGSTOP)
     spoke.popen.send_signal(signal.SIGSTOP)  # nobody has touched the mount: whoever does now, hangs
     blocked = subprocess.Popen(["cat", f"{path}/f"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -353,6 +355,7 @@ def test_no_command_waits_for_a_spoke_that_is_stopped(pair: Pair) -> None:
         assert not os.path.ismount(path)
         assert blocked.wait(5) != 0
         assert spoke.popen.wait(5) == -signal.SIGKILL
+        eventually(lambda: not is_running(worker))
     finally:
         blocked.kill()
         with contextlib.suppress(ProcessLookupError):

@@ -141,7 +141,8 @@ def test_umount_force_ends_a_mount_in_use_and_a_spoke_that_does_not_answer(pair:
     (pair.data / "a").write_bytes(b"hello")
     spoke = pair.spoke(pair.hub().address)
     with (spoke.mountpoint / "a").open():
-        spoke.popen.send_signal(signal.SIGSTOP)
+        for pid in (spoke.popen.pid, spoke.worker_pid()):
+            os.kill(pid, signal.SIGSTOP)
         held = run("spoke.cli", "umount", str(spoke.mountpoint))
         assert held.returncode == 1
         forced = run("spoke.cli", "umount", str(spoke.mountpoint), "--force")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from pathlib import Path
@@ -61,11 +62,12 @@ def test_a_stopped_hub_and_a_stopped_spoke(pair: Pair) -> None:
         _, found = findings(str(spoke.mountpoint), code=1)
         assert found["mount"]["level"] == "ok"
         assert "does not answer HELLO" in found["hub"]["seen"]
-        spoke.popen.send_signal(signal.SIGSTOP)
+        worker = spoke.worker_pid()
+        os.kill(worker, signal.SIGSTOP)
         try:
             _, found = findings(str(spoke.mountpoint), code=1)
         finally:
-            spoke.popen.send_signal(signal.SIGCONT)
+            os.kill(worker, signal.SIGCONT)
         assert found["mount"]["level"] == "problem"
         assert f"process {spoke.popen.pid}" in found["mount"]["seen"]
         # Its command line still tells where the hub and the cache are.

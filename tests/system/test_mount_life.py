@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -11,14 +12,16 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fuse_support import Dataset, Mount, force_unmount, mounted, needs_mount, python, read_file, run
 
 from common.errors import MountpointError
-from spoke.fuse import mountpoint
+from spoke.fuse import kernel, mountpoint
 from spoke.fuse.device import Device, MountOptions
+from spoke.fuse.ledger import Ledger
 from spoke.fuse.operations import Operations
 
 pytestmark = needs_mount
@@ -152,6 +155,75 @@ async def test_a_descriptor_can_be_handed_to_another_device(tmp_path: Path) -> N
             assert await read_file(mount.path / "free") == b"free"
         finally:
             await second.close()
+
+
+@pytest.mark.parametrize("resend", [True, False], ids=["re-send", "no re-send"])
+async def test_the_next_worker_knows_what_was_open_and_what_was_in_hand(
+    tmp_path: Path, resend: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a kernel without re-send the READ that the dead worker had in hand is EIO, and never hangs; all else goes on."""
+    dataset = _held_dataset()
+    dataset.put(b"old", b"first" * 1000)
+    script = """
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)  # of readahead that fails, the kernel asks again for what is wanted
+try:
+    os.readv(fd, [mmap.mmap(-1, 4096)])
+except OSError as error:
+    sys.exit(error.errno)
+"""
+    (tmp_path / "mnt").mkdir()
+    first = await Device.mount(tmp_path / "mnt", "tests", tmp_path / "run", MountOptions(), outlives_us=True)
+    assert first.ledger is not None
+    try:
+        reader = dataset.reader
+        operations = Operations(
+            dataset.tree,
+            reader,
+            first.notifier,
+            first.passthrough,
+            ledger=first.ledger,
+            request_id=lambda: first.request_id,
+        )
+        await first.serve(operations)
+        mount = Mount(tmp_path / "mnt", dataset, first, operations)
+        old = await asyncio.to_thread(os.open, mount.path / "old", os.O_RDONLY)
+        async with _blocked(mount, script) as process:
+            kept = os.dup(first.fileno()), os.dup(first.ledger.fd)
+            first.pause()  # from here on it is as good as dead
+            invalidations = dataset.put(b"old", b"second" * 1000)
+            assert invalidations
+            ledger = Ledger.adopt(kept[1])
+            terms = ledger.terms
+            assert terms is not None
+            if not resend:
+                terms = replace(terms, flags=terms.flags & ~kernel.Init.HAS_RESEND)
+            reader.held.clear()
+            second = Device.take_over(kept[0], ledger, tmp_path / "run", MountOptions())
+            taken = Operations(
+                dataset.tree,
+                reader,
+                second.notifier,
+                second.passthrough,
+                ledger=ledger,
+                request_id=lambda: second.request_id,
+            )
+            assert taken.open_files == 2
+            try:
+                await second.serve(taken, terms)
+                assert await asyncio.wait_for(process.wait(), 10) == (0 if resend else errno.EIO)
+                assert await asyncio.to_thread(os.pread, old, 5000, 0) == b"first" * 1000
+                assert await read_file(mount.path / "old") == b"second" * 1000
+                assert await read_file(mount.path / "free") == b"free"
+                assert ("got EIO" in capsys.readouterr().out) is not resend
+            finally:
+                await asyncio.to_thread(os.close, old)
+                await second.close()
+        assert not mountpoint.mounts_at(str(mount.path))
+    finally:
+        first._mounted = None  # the second has unmounted
+        await first.close()
+        force_unmount(tmp_path / "mnt")
 
 
 # --- stale mounts ----------------------------------------------------------------------------------------

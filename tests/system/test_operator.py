@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from common.errors import HeadraceError
 from spoke import control
 from spoke.places import runtime_dir
 from tests.system.pair import Pair, eventually, run
@@ -22,11 +24,30 @@ def facts(mountpoint: Path) -> dict[str, Any]:
     return control.ask_once(control.socket_path(runtime_dir(), str(mountpoint.resolve())), {"command": "status"})
 
 
+def upgrades(mountpoint: Path) -> int:
+    """-1 while one worker hands over to the next."""
+    try:
+        count: int = facts(mountpoint)["supervision"]["upgrades"]
+    except HeadraceError:
+        return -1
+    return count
+
+
 def test_a_terminal_that_hangs_up_unmounts_and_a_background_spoke_does_not_care(pair: Pair) -> None:
     hub = pair.hub()
-    spoke = pair.spoke(hub.address)
-    assert spoke.kill(signal.SIGHUP) == 0
-    assert not os.path.ismount(spoke.mountpoint)
+    mountpoint = pair.work_dir / "mnt"
+    mountpoint.mkdir()
+    here, terminal = os.openpty()
+    shell = subprocess.Popen(
+        ["setsid", "--ctty", sys.executable, "-m", "spoke.cli", "mount", str(mountpoint), "--hub", hub.address,
+         "--dataset", "data", "--cache-dir", str(pair.work_dir / "cache"), "--metrics", "127.0.0.1:0"],
+        stdin=terminal, stdout=terminal, stderr=terminal, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    os.close(terminal)
+    eventually(lambda: os.path.ismount(mountpoint), 30)
+    os.close(here)
+    assert shell.wait(20) == 0
+    assert not os.path.ismount(mountpoint)
 
     mountpoint = pair.work_dir / "quiet"
     mountpoint.mkdir()
@@ -39,6 +60,10 @@ def test_a_terminal_that_hangs_up_unmounts_and_a_background_spoke_does_not_care(
         pid = facts(mountpoint)["pid"]
         os.kill(pid, signal.SIGHUP)
         assert facts(mountpoint)["pid"] == pid
+        os.kill(
+            facts(mountpoint)["supervision"]["supervisor_pid"], signal.SIGHUP
+        )  # a stray one: no more than an upgrade
+        eventually(lambda: upgrades(mountpoint) == 1, 60)
     finally:
         run("spoke.cli", "umount", str(mountpoint), "--force")
 

@@ -14,8 +14,8 @@ from spoke import cli as spoke_cli
 COMMANDS = [
     (application, words)
     for application, known in (
-        (spoke_cli.app, ["mount", "umount", "status", "top", "explain", "bugreport", "accept", "doctor", "warm", "pin", "unpin", "plan", "purge",
-                         "cache", "cache ls", "cache du", "cache evict", "cache pin", "cache unpin"]),
+        (spoke_cli.app, ["mount", "umount", "status", "top", "explain", "bugreport", "accept", "doctor", "warm", "pin", "unpin", "plan",
+                         "purge", "upgrade", "cache", "cache ls", "cache du", "cache evict", "cache pin", "cache unpin"]),
         (hub_cli.app, ["serve", "status", "snapshot"]),
     )
     for words in known

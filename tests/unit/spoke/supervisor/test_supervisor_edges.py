@@ -1,0 +1,95 @@
+"""What the supervisor hears and says at its edges: the channel, systemd's list of jobs, stored descriptors, how a process ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from spoke.supervisor.channel import Channel
+from spoke.supervisor.service import FD_NAMES, Service, is_restarting, stored_descriptors
+from spoke.supervisor.spec import make_say
+from spoke.supervisor.workers import how_it_ended
+
+
+def test_a_message_and_its_descriptors_arrive_whole() -> None:
+    one, other = Channel.pair()
+    assert other.receive() is None
+    read_fd, write_fd = os.pipe()
+    assert one.send("start", {"restarts": 3}, [read_fd])
+    os.close(read_fd)
+    received = other.receive()
+    assert received is not None
+    message, (fd,) = received
+    assert message == {"say": "start", "restarts": 3}
+    os.write(write_fd, b"x")
+    assert os.read(fd, 1) == b"x"
+    assert not os.get_inheritable(fd)
+    one._socket.send(b"no JSON")
+    assert other.receive() == ({"say": ""}, [])
+    one.close()
+    with pytest.raises(EOFError):
+        other.receive()
+    assert not other.send("alive")
+    other.close()
+    for left in (fd, write_fd):
+        os.close(left)
+
+
+def test_a_sender_is_never_held_by_one_who_does_not_listen() -> None:
+    one, other = Channel.pair()
+    assert not all(one.send("alive", {"text": "x" * 1000}) for _ in range(10_000))
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "restarting"),
+    [
+        ("41 headrace-spoke@c4.service restart running\n", True),
+        ("7 other.service restart waiting\n41 headrace-spoke@c4.service try-restart running\n", True),
+        ("41 headrace-spoke@c4.service stop running\n", False),
+        ("41 headrace-spoke@c4b.service restart running\n", False),
+        ("No jobs running.\n", False),
+        ("", False),
+    ],
+)
+def test_a_restart_is_told_from_a_stop(jobs: str, restarting: bool) -> None:
+    assert is_restarting(jobs, "headrace-spoke@c4.service") is restarting
+
+
+def test_only_an_answer_counts_as_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_UNIT", "x.service")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert not Service({"NOTIFY_SOCKET": "/run/x", "FDSTORE": "8"}).restart_is_queued()
+
+
+def test_descriptors_are_kept_only_where_systemd_says_it_does() -> None:
+    assert Service({"NOTIFY_SOCKET": "/run/x", "FDSTORE": "8"}).keeps_descriptors
+    for environ in ({"NOTIFY_SOCKET": "/run/x"}, {"FDSTORE": "8"}, {"NOTIFY_SOCKET": "/run/x", "FDSTORE": "1"}):
+        assert not Service(dict(environ)).keeps_descriptors
+
+
+def test_foreign_and_missing_descriptors_are_not_taken() -> None:
+    mine = str(os.getpid())
+    assert stored_descriptors({}) is None
+    assert stored_descriptors({"LISTEN_PID": "1", "LISTEN_FDS": "2", "LISTEN_FDNAMES": ":".join(FD_NAMES)}) is None
+    assert stored_descriptors({"LISTEN_PID": mine, "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}) is None
+
+
+def test_how_a_process_ended_is_said_in_words() -> None:
+    assert how_it_ended(2) == "exit code 2"
+    assert how_it_ended(-signal.SIGKILL) == "killed by SIGKILL"
+    assert how_it_ended(-64) != ""
+
+
+def test_lines_look_like_the_worker_s(capsys: pytest.CaptureFixture[str]) -> None:
+    make_say(True)("error", "it happened", worker_pid=3, error=None)
+    make_say(False)("info", "so did this", worker_pid=4)
+    first, second = capsys.readouterr().err.splitlines()
+    facts = json.loads(first)
+    assert (facts["event"], facts["level"], facts["worker_pid"], "error" in facts) == ("it happened", "error", 3, False)
+    assert facts["timestamp"].endswith("Z")
+    assert "so did this worker_pid=4" in second
