@@ -313,7 +313,7 @@ def test_upgrades_under_load_are_a_short_pause(pair: Pair) -> None:
         second = spoke.worker_pid()
         spoke.popen.send_signal(signal.SIGHUP)
         back(spoke, second)
-        assert spoke.facts()["supervision"]["upgrades"] == 2
+        eventually(lambda: spoke.facts()["supervision"]["upgrades"] == 2)
         report = running.report()
     check(report)
     pauses_s = [json.loads(line)["paused_s"] for line in spoke.log().splitlines() if '"paused_s"' in line]
