@@ -42,11 +42,15 @@ class CachedFile:
         "freed_serial",
         "index_fd",
         "on_disk",
+        "own_writes",
         "punching",
         "removed",
         "size_bytes",
+        "stamp",
         "uses",
         "version",
+        "written",
+        "written_serial",
     )
 
     def __init__(self, version: bytes, size_bytes: int, charged_bytes: int = 0, on_disk: bool = True) -> None:
@@ -67,6 +71,10 @@ class CachedFile:
         self.freed_serial = 0
         self.freed: dict[int, int] = {}  # extent -> freed_serial when its blocks last went, while reads are under way
         self.punching: dict[int, asyncio.Task[None]] = {}  # extent -> the job that makes its hole
+        self.written_serial = 0
+        self.written: dict[int, int] = {}  # extent -> written_serial when it was last written, while reads are under way
+        self.own_writes = 0  # jobs of ours that change the files now: their stamp tells nothing meanwhile
+        self.stamp: Stamp | None = None
 
     @property
     def layout(self) -> IndexLayout:
@@ -93,9 +101,37 @@ class CachedFile:
         for extent in extents:
             self.freed[extent] = self.freed_serial
 
+    def note_written(self, extents: range) -> None:
+        """Blocks of these extents were written: what a read under way saw there may be half of it."""
+        self.written_serial += 1
+        if not self.uses:
+            self.written.clear()
+            return
+        for extent in extents:
+            self.written[extent] = self.written_serial
+
+    def is_being_written(self, extent: int, since_serial: int) -> bool:
+        """A write to the extent is under way, or ended after ``since_serial``."""
+        busy = self.extents is not None and extent in self.extents.busy
+        return (busy and extent not in self.punching) or self.written.get(extent, 0) > since_serial
+
     def was_freed(self, extents: range, since_serial: int) -> bool:
         """Whether blocks of these extents went after ``since_serial``."""
         return self.freed_serial != since_serial and any(self.freed.get(extent, 0) > since_serial for extent in extents)
+
+
+class Stamp(NamedTuple):
+    """What a data file looks like from outside. The kernel moves ctime with every change of bytes or length, and nobody can set it."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    changed_ns: int
+
+
+def stamp_of(disk: Disk, fd: int) -> Stamp:
+    found = disk.fstat(fd)
+    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
 
 
 def loaded(file: CachedFile) -> BlockMap:
@@ -139,19 +175,15 @@ class BlocksRead(NamedTuple):
 
 
 def read_blocks(
-    disk: Disk, file: tuple[int, int], version: bytes, size_bytes: int, span: tuple[int, int], verify: bool
+    disk: Disk, file: tuple[int, int], version: bytes, size_bytes: int, span: tuple[int, int]
 ) -> BlocksRead:
-    """Job: the bytes of ``span`` (offset, length), and with ``verify`` the blocks among them that differ from their digest.
+    """Job: the bytes of ``span`` (offset, length), and the blocks among them that differ from their digest.
 
+    Always compared, also when they were before: what comes from a disk again may have rotted since (75 us for 128 KiB).
     ``file``: descriptors of data and index. Raises ShortFile, OSError.
     """
     data_fd, index_fd = file
     offset_bytes, length_bytes = span
-    if not verify:
-        buffer = bytearray(length_bytes)
-        if read_full(disk, data_fd, buffer, offset_bytes) < length_bytes:
-            raise ShortFile("data file ends before its size")
-        return BlocksRead(memoryview(buffer), [])
     first_block = offset_bytes // BLOCK_BYTES
     block_count = count_blocks(offset_bytes + length_bytes) - first_block
     start_bytes = first_block * BLOCK_BYTES

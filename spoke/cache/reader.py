@@ -1,4 +1,4 @@
-"""The way of blocks from the disk: read in a thread, check what was not checked yet, book what turned out bad or gone.
+"""The way of blocks from the disk: read in a thread, check every block, book what turned out bad or gone.
 
 Presence is compared before and after: an extent evicted while a thread read it gives no bytes, whatever the thread saw.
 """
@@ -9,15 +9,14 @@ import asyncio
 import errno
 from collections.abc import Callable
 
-from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, byte_length, coalesce
 from common.errors import HeadraceError
 from common.limits import CACHE_READ_ATTEMPTS, CACHE_VERIFY_SLICE_BYTES
-from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, ShortFile, extents_of, loaded, read_blocks
 from spoke.cache.health import DiskHealth
 from spoke.cache.shelf import NOT_THE_DISK, Shelf
 
-log = get_logger(__name__)
+MISMATCH = "its bytes on the cache disk do not match their digest"
 
 
 class BlocksMissing(HeadraceError):
@@ -77,13 +76,13 @@ class BlockReader:
     async def _check(
         self, file: CachedFile, blocks: BlockRange, span: tuple[int, int]
     ) -> tuple[memoryview, list[BlockRange]]:
-        """Read in a thread, verify what is unverified and book the outcome; the bytes, and the blocks that turned out bad.
+        """Read in a thread, verify and book the outcome; the bytes, and the blocks that turned out bad.
 
         The caller must still ask whether the extents were freed meanwhile; then neither answer counts.
         """
         state = loaded(file)
         unverified = state.unverified(blocks)
-        serial = file.freed_serial
+        serial, written_serial = file.freed_serial, file.written_serial
         try:
             self._shelf.open(file)
             pair = (file.data_fd, file.index_fd)
@@ -96,11 +95,10 @@ class BlockReader:
                 file.version,
                 file.size_bytes,
                 span,
-                bool(unverified),
             )
         except ShortFile as error:
             if not file.removed:
-                self._shelf.discard_damaged(file, str(error))
+                self._shelf.cut_short(file, str(error))
             raise BlocksMissing([blocks]) from error
         except OSError as error:
             self._read_failed(file, blocks, error)
@@ -109,8 +107,9 @@ class BlockReader:
         if file.removed or file.was_freed(extents_of(blocks), serial):
             return data, []
         bad = coalesce(BlockRange(block, 1) for block in bad_blocks)
-        # Somebody may have rewritten a bad block while we read it: what is verified now stays.
-        spoilt = [part for found in bad for part in state.unverified(found)]
+        # A block written while we read it is not to be judged by what we saw.
+        judged = [block for block in bad_blocks if not file.is_being_written(block // EXTENT_BLOCKS, written_serial)]
+        spoilt = [part for found in coalesce(BlockRange(block, 1) for block in judged) for part in state.present(found)]
         if unverified:
             gone = set(bad_blocks)
             for found in unverified:
@@ -118,8 +117,7 @@ class BlockReader:
                     state.set_verified(part)
         if spoilt:
             self.corrupt_blocks_total += sum(found.block_count for found in spoilt)
-            log.warning("cached blocks failed verification", version=file.version.hex(), blocks=spoilt[:8])
-            self._shelf.free(file, spoilt)
+            self._shelf.spoil(file, spoilt, MISMATCH)
         self._on_verified(file)
         return data, bad
 
@@ -127,15 +125,14 @@ class BlockReader:
         if error.errno in NOT_THE_DISK:
             return
         self.errors_total += 1
-        log.warning("cache read failed", version=file.version.hex(), error=error.strerror or str(error))
         if self._health.read_failed():
             self._disk_failed(error)
         if file.removed:
             return
         if error.errno in (errno.ENOENT, errno.ESTALE):
-            self._shelf.remove(file)
+            self._shelf.discard_damaged(file, "its files are gone")
         else:
-            self._shelf.free(file, [blocks])
+            self._shelf.spoil(file, [blocks], f"the cache disk cannot read it: {error.strerror or error}")
 
     async def verify(self, version: bytes, size_bytes: int, blocks: BlockRange) -> bool:
         """Check what is unverified, a slice at a time; see Store.verify."""

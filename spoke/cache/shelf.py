@@ -14,18 +14,21 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, TypeVar
 
-from common.blocks import EXTENT_BLOCKS, BlockRange, count_blocks, whole_file
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, count_blocks, whole_file
 from common.limits import CACHE_OPEN_FILES_MAX, CACHE_READ_THREADS, CACHE_WRITE_THREADS
 from common.log import get_logger
 from spoke.cache.cached_file import (
     CachedFile,
+    Stamp,
     allocated_by,
     create_pair,
     extents_of,
     free_blocks,
     load_blocks,
+    loaded,
     open_pair,
     remove_pair,
+    stamp_of,
 )
 from spoke.cache.disk import Disk
 from spoke.cache.eviction import EvictionPolicy
@@ -44,7 +47,7 @@ _NO_HOLES = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 class Shelf:
     """Files by version. ``on_disk_error(error)`` hears of every failed removal or punch, ``on_gone(version, blocks)`` of
-    blocks that are cached no more."""
+    blocks that are cached no more, ``on_bad(file, blocks, cause)`` of blocks that were here and cannot be believed."""
 
     def __init__(self, disk: Disk, directory: CacheDirectory, policy: EvictionPolicy, ledger: Ledger) -> None:
         self.disk = disk
@@ -58,6 +61,9 @@ class Shelf:
         self.damaged_files_total = 0
         self.on_disk_error: Callable[[OSError], None] = lambda error: None
         self.on_gone: Callable[[bytes, BlockRange], None] = lambda version, blocks: None
+        self.on_bad: Callable[[CachedFile, list[BlockRange], str], None] = lambda file, blocks, cause: None
+        self.on_doubt: Callable[[CachedFile], None] = lambda file: None
+        self.lost_blocks_total = 0
         self.read_pool = ThreadPoolExecutor(CACHE_READ_THREADS, "cache-read")
         self.write_pool = ThreadPoolExecutor(CACHE_WRITE_THREADS, "cache-write")
         self._open_files: OrderedDict[CachedFile, None] = OrderedDict()
@@ -81,14 +87,18 @@ class Shelf:
 
     async def run(self, pool: ThreadPoolExecutor, file: CachedFile, job: Callable[..., T], *arguments: Any) -> T:
         """The job in a thread, with the file's descriptors held open."""
+        changes = pool is self.write_pool
         file.uses += 1
+        file.own_writes += changes
         try:
             result = await asyncio.get_running_loop().run_in_executor(pool, job, *arguments)
         except asyncio.CancelledError:
             raise  # the loop is going down and the thread may still be at work: the descriptors stay open
         except BaseException:
+            file.own_writes -= changes
             self._release(file)
             raise
+        file.own_writes -= changes
         self._release(file)
         return result
 
@@ -124,7 +134,7 @@ class Shelf:
         if file is None:
             return None
         if file.size_bytes != size_bytes:
-            self.discard_damaged(file, f"file of {file.size_bytes} bytes, expected {size_bytes}")
+            self.discard_damaged(file, f"file of {file.size_bytes} bytes, expected {size_bytes}", size_bytes)
             return None
         if file.blocks is None and not self.load(file):
             return None
@@ -134,6 +144,7 @@ class Shelf:
         """Read the presence map; False when there is nothing to rely on (now)."""
         try:
             self.open(file)
+            file.stamp = stamp_of(self.disk, file.data_fd)
             blocks = load_blocks(self.disk, file.data_fd, file.index_fd, file.version, file.size_bytes)
         except DamagedIndex as error:
             self.discard_damaged(file, str(error))
@@ -207,6 +218,7 @@ class Shelf:
     def recharge(self, file: CachedFile) -> None:
         """What the file takes now, as the file system counts it (its descriptors are open)."""
         taken_bytes = allocated_by(self.disk, (file.data_fd, file.index_fd)) + NAME_BYTES
+        file.stamp = stamp_of(self.disk, file.data_fd)
         self.ledger.charge(taken_bytes - file.charged_bytes)
         file.charged_bytes = taken_bytes
 
@@ -285,14 +297,77 @@ class Shelf:
         blocks, extents = file.blocks, file.extents
         if not file.removed and blocks is not None and extents is not None:
             self.policy.freed()
-            if blocks.present_count == 0 and not extents.busy:
+            if blocks.present_count == 0 and not extents.busy and not file.borrows:
                 self.remove(file)
 
-    def discard_damaged(self, file: CachedFile, reason: str) -> None:
-        """Drop a file that cannot be believed, counted and logged."""
+    def spoil(self, file: CachedFile, ranges: list[BlockRange], cause: str) -> None:
+        """These blocks are not what they should be: forget them and say so, so that they are fetched again.
+
+        In a file that is lent the bytes stay where they are until the right ones are written over them: a hole would
+        give its readers zeros, and removing the file would leave them the bad bytes for ever.
+        """
+        blocks, extents = file.blocks, file.extents
+        assert blocks is not None
+        assert extents is not None
+        if file.borrows:
+            touched = sorted({extent for found in ranges for extent in extents_of(found)})
+            for found in ranges:
+                blocks.clear(found)
+                self.on_gone(file.version, found)
+            file.note_freed(touched)
+            for extent in touched:
+                if not blocks.present_in_extent(extent):
+                    self.policy.gone(extents, extent)
+        else:
+            self.free(file, ranges)
+        self.on_bad(file, ranges, cause)
+
+    def cut_short(self, file: CachedFile, reason: str) -> None:
+        """One of the two files ends too early. A lent data file gets its length back, to be filled again; else both go."""
+        blocks = file.blocks
+        if blocks is None or not file.borrows or file.data_fd < 0:
+            self.discard_damaged(file, reason)
+            return
+        try:
+            found, lent = self.disk.fstat(file.data_fd), self.disk.fstat(file.borrow_fd)
+            if (found.st_dev, found.st_ino) != (lent.st_dev, lent.st_ino) or found.st_size >= file.size_bytes:
+                self.discard_damaged(file, reason)
+                return
+            self.disk.ftruncate(file.data_fd, file.size_bytes)
+            file.stamp = stamp_of(self.disk, file.data_fd)
+        except OSError as error:
+            self.on_disk_error(error)
+            self.discard_damaged(file, reason)
+            return
         self.damaged_files_total += 1
-        log.warning("dropped a damaged cached file", version=file.version.hex(), reason=reason)
+        first_block = found.st_size // BLOCK_BYTES
+        lost = BlockRange(first_block, blocks.block_count - first_block)
+        self.lost_blocks_total += sum(part.block_count for part in blocks.present(lost))
+        self.spoil(file, [lost], reason)
+
+    def discard_damaged(self, file: CachedFile, reason: str, size_bytes: int | None = None) -> None:
+        """Drop a file that cannot be believed, counted and told of. ``size_bytes``: what it should be, if not what it is."""
+        self.damaged_files_total += 1
+        known = file.blocks
+        # What an index held that cannot be read is not known: as many as the disk space was for.
+        guessed = max(1, min(count_blocks(file.size_bytes), file.charged_bytes // BLOCK_BYTES))
+        self.lost_blocks_total += known.present_count if known is not None else guessed
         self.remove(file)
+        self.on_bad(file, [whole_file(file.size_bytes if size_bytes is None else size_bytes)], reason)
+
+    def is_as_left(self, file: CachedFile, stamp: Stamp) -> bool:
+        """Whether the data file is as our own last write left it. If not, none of it counts as checked any more."""
+        if file.own_writes or file.stamp is None or file.stamp == stamp:
+            return True
+        log.warning(
+            "a cached file was changed by somebody else: all of it is checked again before its next use",
+            data_path=self.directory.paths(file.version)[0],
+        )
+        file.stamp = stamp
+        file.announced = False
+        loaded(file).doubt()
+        self.on_doubt(file)
+        return False
 
     def remove(self, file: CachedFile) -> asyncio.Task[None]:
         """Forget the file at once and remove both files in a thread; readers under way keep their descriptors."""
@@ -371,3 +446,5 @@ class Shelf:
             file.borrow_fd = -1
             if file.removed:
                 self._retire(file)
+            else:
+                self.remove_if_empty(file)

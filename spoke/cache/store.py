@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from common.blocks import (
     BLOCK_BYTES,
@@ -31,7 +31,7 @@ from common.blocks import (
 from common.digest import DIGEST_BYTES
 from common.errors import CacheWriteError
 from common.log import get_logger
-from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded
+from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, stamp_of
 from spoke.cache.disk import Disk
 from spoke.cache.eviction import EvictionPolicy, NextUse
 from spoke.cache.health import DiskHealth
@@ -49,7 +49,7 @@ from spoke.cache.writer import BlockWriter
 
 log = get_logger(__name__)
 
-__all__ = ["BlocksMissing", "CacheState", "Store", "Usage"]
+__all__ = ["Bad", "BlocksMissing", "CacheState", "Store", "Usage"]
 
 CacheState = Literal["absent", "partial", "whole", "verified"]
 _SCRATCH_BYTES = EXTENT_BYTES  # the largest READ the kernel sends
@@ -73,11 +73,24 @@ class Usage:
     bypass: str | None
 
 
+class Bad(NamedTuple):
+    """Blocks that were cached and could not be believed; forgotten by now. ``lent``: the kernel reads the file by itself."""
+
+    version: bytes
+    size_bytes: int
+    blocks: list[BlockRange]
+    cause: str
+    lent: bool
+    data_path: str
+
+
 class Store:
     """The cache in one directory. Make it with ``open``; ``close`` it, or use it as an async context manager.
 
     ``on_whole``: called on the event loop with a version when all its blocks are present and verified.
     ``on_gone``: called with a version and blocks that were evicted, dropped or found corrupt (some may not have been here).
+    ``on_bad``: called with what was found corrupt or unreadable, to be told and mended; without it, it is logged here.
+    ``on_doubt``: called with a version and size that somebody else changed on the disk: it is checked again before its next use.
     """
 
     def __init__(
@@ -85,6 +98,8 @@ class Store:
     ) -> None:
         self.on_whole: Callable[[bytes], None] | None = None
         self.on_gone: Callable[[bytes, BlockRange], None] | None = None
+        self.on_bad: Callable[[Bad], None] | None = None
+        self.on_doubt: Callable[[bytes, int], None] | None = None
         self._directory = directory
         self._shelf = shelf
         self._disk = shelf.disk
@@ -102,6 +117,8 @@ class Store:
         self._closed = False
         shelf.on_disk_error = self._disk_failed
         shelf.on_gone = self._gone
+        shelf.on_bad = self._bad
+        shelf.on_doubt = self._doubted
 
     @classmethod
     def open(
@@ -202,7 +219,7 @@ class Store:
             configured_bytes=self._configured_bytes,
             files=len(self._shelf.files),
             evicted_bytes_total=self._reclaim.evicted_bytes_total,
-            corrupt_blocks_total=self._reader.corrupt_blocks_total,
+            corrupt_blocks_total=self._reader.corrupt_blocks_total + self._shelf.lost_blocks_total,
             damaged_files_total=self._shelf.damaged_files_total,
             read_errors_total=self._reader.errors_total,
             write_errors_total=self._writer.errors_total,
@@ -231,6 +248,7 @@ class Store:
             or file.size_bytes != size_bytes
             or not loaded(file).covers(offset_bytes >> _BLOCK_SHIFT, (end_bytes - 1 >> _BLOCK_SHIFT) + 1)
             or not self._nowait_works
+            or not self._shelf.is_as_left(file, stamp_of(self._disk, file.data_fd))
         ):
             return None
         length_bytes = end_bytes - offset_bytes
@@ -252,7 +270,7 @@ class Store:
     async def read(
         self, version: bytes, size_bytes: int, offset_bytes: int, length_bytes: int
     ) -> bytes | bytearray | memoryview:
-        """The bytes (cut at the end of the file), read in a thread; blocks not yet checked are checked against their digests.
+        """The bytes (cut at the end of the file), read in a thread and checked against their digests.
 
         Raises BlocksMissing with what must be fetched: never written, evicted meanwhile, failed verification, unreadable.
         """
@@ -336,6 +354,17 @@ class Store:
         if self.on_gone is not None:
             self.on_gone(version, blocks)
 
+    def _bad(self, file: CachedFile, blocks: list[BlockRange], cause: str) -> None:
+        data_path = self._directory.paths(file.version)[0]
+        if self.on_bad is not None:
+            self.on_bad(Bad(file.version, file.size_bytes, blocks, cause, file.borrows > 0, data_path))
+        else:
+            log.warning("cached blocks were dropped", blocks=blocks[:8], cause=cause, data_path=data_path)
+
+    def _doubted(self, file: CachedFile) -> None:
+        if self.on_doubt is not None:
+            self.on_doubt(file.version, file.size_bytes)
+
     def _announce(self, file: CachedFile) -> None:
         if not file.announced and not file.removed and loaded(file).is_verified:
             file.announced = True
@@ -358,6 +387,11 @@ class Store:
                 file.borrow_fd = self._disk.open(path, os.O_RDONLY | os.O_NOFOLLOW)
             except OSError as error:
                 raise BlocksMissing([whole_file(size_bytes)]) from error
+        if not self._shelf.is_as_left(file, stamp_of(self._disk, file.borrow_fd)):
+            if not file.borrows:
+                self._disk.close(file.borrow_fd)
+                file.borrow_fd = -1
+            raise BlocksMissing([whole_file(size_bytes)])
         file.borrows += 1
         self._lent.setdefault(version, deque()).append(file)
         self._shelf.pin(version, +1)
