@@ -12,7 +12,7 @@ from collections.abc import Callable
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, byte_length, coalesce
 from common.errors import HeadraceError
 from common.limits import CACHE_READ_ATTEMPTS, CACHE_VERIFY_SLICE_BYTES
-from spoke.cache.cached_file import CachedFile, ShortFile, extents_of, loaded, read_blocks
+from spoke.cache.cached_file import CachedFile, ShortFile, extents_of, loaded, read_blocks, reread_blocks
 from spoke.cache.health import DiskHealth
 from spoke.cache.shelf import NOT_THE_DISK, Shelf
 
@@ -74,12 +74,13 @@ class BlockReader:
         raise BlocksMissing([blocks])
 
     async def _check(
-        self, file: CachedFile, blocks: BlockRange, span: tuple[int, int]
+        self, file: CachedFile, blocks: BlockRange, span: tuple[int, int], *, idle: bool = False
     ) -> tuple[memoryview, list[BlockRange]]:
         """Read in a thread, verify and book the outcome; the bytes, and the blocks that turned out bad.
 
         The caller must still ask whether the extents were freed meanwhile; then neither answer counts.
         """
+        pool, job = (self._shelf.idle_pool, reread_blocks) if idle else (self._shelf.read_pool, read_blocks)
         state = loaded(file)
         unverified = state.unverified(blocks)
         serial, written_serial = file.freed_serial, file.written_serial
@@ -87,9 +88,9 @@ class BlockReader:
             self._shelf.open(file)
             pair = (file.data_fd, file.index_fd)
             data, bad_blocks = await self._shelf.run(
-                self._shelf.read_pool,
+                pool,
                 file,
-                read_blocks,
+                job,
                 self._disk,
                 pair,
                 file.version,
@@ -151,6 +152,16 @@ class BlockReader:
             except BlocksMissing:
                 continue
         return False
+
+
+    async def recheck(self, file: CachedFile, blocks: BlockRange) -> list[BlockRange]:
+        """Compare blocks that are present again, at the lowest priority, and book the outcome; those that are bad."""
+        span = (blocks.first_block * BLOCK_BYTES, byte_length(blocks, file.size_bytes))
+        try:
+            _, bad = await self._check(file, blocks, span, idle=True)
+        except BlocksMissing as absent:
+            return absent.ranges
+        return bad
 
 
 def _without(blocks: BlockRange, gone: set[int]) -> list[BlockRange]:

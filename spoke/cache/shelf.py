@@ -30,7 +30,7 @@ from spoke.cache.cached_file import (
     remove_pair,
     stamp_of,
 )
-from spoke.cache.disk import Disk
+from spoke.cache.disk import Disk, be_idle
 from spoke.cache.eviction import EvictionPolicy
 from spoke.cache.index import DamagedIndex
 from spoke.cache.presence import BlockMap
@@ -66,6 +66,7 @@ class Shelf:
         self.lost_blocks_total = 0
         self.read_pool = ThreadPoolExecutor(CACHE_READ_THREADS, "cache-read")
         self.write_pool = ThreadPoolExecutor(CACHE_WRITE_THREADS, "cache-write")
+        self.idle_pool = ThreadPoolExecutor(1, "cache-scrub", initializer=be_idle)
         self._open_files: OrderedDict[CachedFile, None] = OrderedDict()
         self._creating: dict[CachedFile, asyncio.Task[None]] = {}
         self._removing: dict[bytes, asyncio.Task[None]] = {}
@@ -112,6 +113,7 @@ class Shelf:
             await asyncio.wait(set(self._tasks))
         self.read_pool.shutdown()
         self.write_pool.shutdown()
+        self.idle_pool.shutdown()
         for file in list(self._open_files):
             self._close(file)
         for file in self.files.values():

@@ -34,6 +34,7 @@ from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, stamp_of
 from spoke.cache.disk import Disk
 from spoke.cache.eviction import EvictionPolicy, NextUse
+from spoke.cache.examine import Examined, Examiner
 from spoke.cache.health import DiskHealth
 from spoke.cache.quota import (
     DIRECTORY_BYTES,
@@ -111,6 +112,7 @@ class Store:
         self._health = DiskHealth()
         self._reader = BlockReader(shelf, self._health, self._disk_failed, self._announce)
         self._writer = BlockWriter(shelf, self._reclaim, self._health, self._disk_failed, self._announce)
+        self._examiner = Examiner(shelf, self._reader)
         self._lent: dict[bytes, deque[CachedFile]] = {}
         self._nowait_works = True
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -176,6 +178,7 @@ class Store:
         if self._closed:
             return
         self._closed = True
+        await asyncio.get_running_loop().run_in_executor(self._shelf.idle_pool, self._examiner.forget)
         await self._shelf.close()
         for loans in self._lent.values():
             for fd in {file.borrow_fd for file in loans if file.borrow_fd >= 0}:
@@ -304,6 +307,30 @@ class Store:
         if blocks.block_count == 0:
             return True
         return not self._closed and await self._reader.verify(version, size_bytes, blocks)
+
+    # --- looking again -----------------------------------------------------------------------------------
+
+    def versions(self) -> list[bytes]:
+        """Those that are cached, whole or in part; in no order."""
+        return list(self._shelf.files)
+
+    def size_of(self, version: bytes) -> int | None:
+        """Bytes of the whole file; None when nothing of it is cached."""
+        file = self._shelf.files.get(version)
+        return None if file is None else file.size_bytes
+
+    async def examine(self, version: bytes, first_block: int) -> Examined | None:
+        """Compare the next piece that is cached at or after a block with its digests, read from the disk at the lowest priority.
+
+        What is bad is booked as for a read (``on_bad``). None when nothing of the version is cached.
+        """
+        if self._closed:
+            return None
+        return await asyncio.shield(self._shelf.own(self._examiner.examine(version, first_block), "cache examine"))
+
+    def is_lent(self, version: bytes) -> bool:
+        """The kernel reads it by itself now."""
+        return version in self._lent
 
     # --- writing -----------------------------------------------------------------------------------------
 
@@ -435,6 +462,9 @@ class Store:
         try:
             await asyncio.get_running_loop().run_in_executor(self._shelf.write_pool, self._directory.check, self._disk)
             await self._reclaim.refresh()
+            for loans in self._lent.values():
+                if loans[-1].borrow_fd >= 0 and not loans[-1].removed:
+                    self._shelf.is_as_left(loans[-1], stamp_of(self._disk, loans[-1].borrow_fd))
         except OSError as error:
             self._disk_failed(error)
             return
