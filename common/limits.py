@@ -274,6 +274,9 @@ COMPLAINT_GATHER_S = 0.25
 COMPLAINTS_MAX = 256
 """Files with bad blocks that wait for their log line. Those beyond it are logged by version alone."""
 
+VERIFY_REPAIR_TIMEOUT_S = 60.0
+"""How long ``verify`` waits for the blocks it found bad to come again. What has not come by then is said to be missing."""
+
 VERIFY_SHOWN_MAX = 200
 """Files with bad blocks that ``verify`` names; further ones are counted."""
 

@@ -11,7 +11,7 @@ import typer
 
 from common import __version__
 from common.terminal import EXIT_FAILED, exit_codes, warn
-from spoke import plan_cli, warm_cli
+from spoke import plan_cli, verify_cli, warm_cli
 from spoke.asking import ask as _ask
 from spoke.places import runtime_dir
 
@@ -52,6 +52,10 @@ def mount(
     ] = None,
     connect_timeout: Annotated[
         str | None, typer.Option(help="How long to wait for a hub when no names are on disk. [default: 10s]")
+    ] = None,
+    scrub_rate: Annotated[
+        str | None,
+        typer.Option(help="Compare what is cached with its digests again at this rate, 0: never. [default: 8MiB/s]"),
     ] = None,
     links: Annotated[
         int | None, typer.Option(help="Bulk connections to the hub, 0: as many as the path wants. [default: 0]")
@@ -108,6 +112,7 @@ def mount(
         "metrics": metrics,
         "read_timeout": read_timeout,
         "connect_timeout": connect_timeout,
+        "scrub_rate": scrub_rate,
         "links": links,
         "identity": identity,
         "prefetch": prefetch,
@@ -173,6 +178,7 @@ def status(
 app.command()(warm_cli.warm)
 app.command()(warm_cli.pin)
 app.command()(warm_cli.unpin)
+app.command()(verify_cli.verify)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from common.config import Address, DatasetName, DurationS, Settings, SizeBytes, checked
 from common.limits import LABEL_MAX_BYTES, READAHEAD_MAX_KIB, READAHEAD_MIN_KIB
-from common.units import format_address, parse_address
+from common.units import format_address, parse_address, parse_rate
 
 DEFAULT_HUB_PORT = 7420
 DEFAULT_METRICS_PORT = 9421
@@ -19,6 +19,11 @@ DEFAULT_METRICS_PORT = 9421
 
 def _hub_address(text: str) -> str:
     return format_address(*parse_address(text, DEFAULT_HUB_PORT))
+
+
+def _scrub_rate(rate: str | float) -> float:
+    """``0`` is off, and needs no unit."""
+    return 0.0 if rate == "0" else parse_rate(rate)
 
 
 def _read_ahead(text: str) -> str:
@@ -43,7 +48,8 @@ class SpokeSettings(Settings):
     ``prefetch`` off: fetch only what is read. ``compression`` off: take raw bytes only.
     ``revision`` or ``snapshot``: show the tree of that one, for ever. ``consistency``: ``lease`` (the hub tells of changes) or
     ``strict`` (it is asked at each open). ``record``: a file to write down every open, READ and close in (TRACE.md).
-    ``read_ahead``: the kernel's, in KiB, or ``auto``: chosen by what is read.
+    ``read_ahead``: the kernel's, in KiB, or ``auto``: chosen by what is read. ``scrub_rate``: bytes/s of the cache compared
+    with their digests again, 0: none.
     """
 
     hub: Annotated[str, checked(_hub_address)]
@@ -54,6 +60,7 @@ class SpokeSettings(Settings):
     metrics: Address = f"127.0.0.1:{DEFAULT_METRICS_PORT}"
     read_timeout: DurationS = 300.0
     connect_timeout: DurationS = 10.0
+    scrub_rate: Annotated[float, checked(_scrub_rate)] = 8 * 1024 * 1024
     links: Annotated[int, Field(ge=0, le=64)] = 0
     identity: Annotated[str, Field(min_length=1, max_length=200)] = Field(default_factory=socket.gethostname)
     prefetch: bool = True

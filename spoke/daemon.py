@@ -30,6 +30,7 @@ from common.systemd import ServiceManager
 from common.units import format_address, parse_address
 from spoke import control
 from spoke.ahead import Ahead
+from spoke.cache.scrub import NOTE_NAME, Scrub
 from spoke.cache.store import Store
 from spoke.config import SpokeSettings
 from spoke.fetcher import Fetcher
@@ -39,6 +40,7 @@ from spoke.fuse.operations import Operations
 from spoke.fuse.virtual import VirtualFile
 from spoke.hub_client.checks import Position
 from spoke.hub_client.client import HubClient, make_hello
+from spoke.mending import Mending
 from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
 from spoke.namespace.journal import Journal
@@ -57,6 +59,7 @@ from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import Handle, Reads
 from spoke.recorder import Recorder, Recording
+from spoke.verify import Verifying
 from spoke.warming import Warming
 
 log = get_logger(__name__)
@@ -122,6 +125,12 @@ class Spoke:
         self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
         observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
         self.reads = Reads(store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout)
+        self.scrub = Scrub(store, settings.cache_dir / NOTE_NAME, settings.scrub_rate, clock, runtime.wall_time_s)
+        self.mending = Mending(self.tree, store, self.fetcher, str(settings.cache_dir))
+        store.on_bad = self.mending.found
+        store.on_doubt = lambda version, _size_bytes: self.scrub.suspect(version)
+        self.fetcher.complain = self.mending.on_wire
+        self.verifying = Verifying(self.tree, store, self.fetcher, self.mending, clock)
         self.pins = Pins(
             settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
         )
@@ -146,6 +155,7 @@ class Spoke:
                 "status": self._answer_status,
                 "stop": self._answer_stop,
                 "warm": self._answer_warm,
+                "verify": self.verifying.answer,
                 "pin": self._answer_pin,
                 "unpin": self._answer_unpin,
                 "accept": self._answer_accept,
@@ -196,6 +206,7 @@ class Spoke:
         self.follower.start()
         self.fetcher.start()
         self.client.start()
+        self.scrub.start()
         await self._get_names()
         await self.pins.load()
         runtime.settle_memory()
@@ -280,6 +291,8 @@ class Spoke:
             await self.device.close()
         await self.pages.close()
         await self.warming.close()
+        await self.scrub.close()
+        await self.mending.close()
         await self.fetcher.close()
         await self.client.close()
         await self.follower.close()
@@ -316,6 +329,7 @@ class Spoke:
             self.pins.tend()
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
+            self.mending.tend()
             await self.store.tend()
             if self.recorder is not None:
                 self.recorder.flush()
@@ -423,6 +437,7 @@ class Spoke:
                 "evicted_bytes": usage.evicted_bytes_total,
                 "corrupt_blocks": usage.corrupt_blocks_total,
                 "write_errors": usage.write_errors_total,
+                "scrub": self.scrub.facts(),
                 "write_backlog_bytes": self.fetcher.write_backlog_bytes,
             },
             "reads": {

@@ -90,10 +90,10 @@ class Mending:
         for version, size_bytes in list(self._lent.items()):
             missing = self._store.missing(version, size_bytes, whole_file(size_bytes))
             if not missing:
-                log.info("a file that is open by passthrough is mended", version=version.hex())
+                self._complain(version, "a file that is open by passthrough is mended")
                 del self._lent[version]
             elif not self._store.is_lent(version):
-                del self._lent[version]  # from now on it is read the plain way
+                del self._lent[version]  # nobody has it open that way any more
             else:
                 self._fetch(version, size_bytes, missing)
 
@@ -130,9 +130,13 @@ class Mending:
 
     def _say(self, key: tuple[bytes, str], complaint: _Complaint, path: bytes | None) -> None:
         blocks = complaint.blocks
+        shown_path = path if path is not None else "(no name has it now)"
+        if not blocks:
+            log.info(complaint.said, path=shown_path, version=key[0].hex())
+            return
         log.warning(
             complaint.said,
-            path=path if path is not None else "(no name has it now)",
+            path=shown_path,
             version=key[0].hex(),
             block=", ".join(map(_shown, blocks[:_RANGES_SHOWN])) + (", …" if len(blocks) > _RANGES_SHOWN else ""),
             count=sum(found.block_count for found in blocks),

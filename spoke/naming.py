@@ -11,6 +11,16 @@ from spoke.namespace.tree import Tree
 _NODES_A_TURN = 2000
 
 
+def find_paths(tree: Tree, versions: Iterable[bytes]) -> dict[bytes, bytes]:
+    """As ``paths_of``, in one go."""
+    wanted = set(versions)
+    return {
+        node.entry.version: node.path()
+        for node in tree.walk()
+        if node.kind is Kind.FILE and node.entry.version in wanted
+    }
+
+
 async def paths_of(tree: Tree, versions: Iterable[bytes]) -> dict[bytes, bytes]:
     """One path of each version that has one now, in a walk of the tree; a version that no name has is left out."""
     wanted = {version for version in versions if tree.is_live(version)}

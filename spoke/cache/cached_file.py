@@ -22,9 +22,10 @@ from spoke.cache.index import HEADER_BYTES, PRESENT, DamagedIndex, IndexLayout, 
 from spoke.cache.presence import BlockMap
 from spoke.cache.quota import FreeSpace
 
-
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_NOT_RESIDENT = re.compile(b"[^\1\3\5\7]+", re.DOTALL)  # mincore(2): only the lowest bit means anything, the rest is 0 today
+_NOT_RESIDENT = re.compile(
+    b"[^\1\3\5\7]+", re.DOTALL
+)  # mincore(2): only the lowest bit means anything, the rest is 0 today
 
 
 class ShortFile(DamagedIndex):
@@ -77,7 +78,9 @@ class CachedFile:
         self.freed: dict[int, int] = {}  # extent -> freed_serial when its blocks last went, while reads are under way
         self.punching: dict[int, asyncio.Task[None]] = {}  # extent -> the job that makes its hole
         self.written_serial = 0
-        self.written: dict[int, int] = {}  # extent -> written_serial when it was last written, while reads are under way
+        self.written: dict[
+            int, int
+        ] = {}  # extent -> written_serial when it was last written, while reads are under way
         self.own_writes = 0  # jobs of ours that change the files now: their stamp tells nothing meanwhile
         self.stamp: Stamp | None = None
 
@@ -150,11 +153,11 @@ def extents_of(blocks: BlockRange) -> range:
     return range(blocks.first_block // EXTENT_BLOCKS, (blocks.end_block - 1) // EXTENT_BLOCKS + 1)
 
 
-def open_pair(disk: Disk, data_path: str, index_path: str) -> tuple[int, int]:
-    """Descriptors of data and index, both for reading and writing."""
-    data_fd = disk.open(data_path, os.O_RDWR | os.O_NOFOLLOW)
+def open_pair(disk: Disk, data_path: str, index_path: str, flags: int = os.O_RDWR) -> tuple[int, int]:
+    """Descriptors of data and index."""
+    data_fd = disk.open(data_path, flags | os.O_NOFOLLOW)
     try:
-        return data_fd, disk.open(index_path, os.O_RDWR | os.O_NOFOLLOW)
+        return data_fd, disk.open(index_path, flags | os.O_NOFOLLOW)
     except BaseException:
         disk.close(data_fd)
         raise

@@ -58,7 +58,6 @@ class Disk:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
-
     def resident(self, fd: int, offset_bytes: int, length_bytes: int) -> bytes:
         """A byte for each page of the range (which starts on one): odd when it is in the page cache. Raises OSError."""
         address = _libc.mmap(None, length_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset_bytes)

@@ -7,8 +7,7 @@ files must not have all of them in memory afterwards. Only one with something ba
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
+import os
 from typing import NamedTuple
 
 from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce, count_blocks
@@ -39,7 +38,7 @@ class PairCheck:
         self._disk = disk
         self.version = version
         self.size_bytes = size_bytes
-        self.files = open_pair(disk, *paths)
+        self.files = open_pair(disk, *paths, flags=os.O_RDONLY)
         try:
             self.blocks: BlockMap = load_blocks(disk, *self.files, version, size_bytes)
         except BaseException:
@@ -129,17 +128,3 @@ class Examiner:
         beside, self._beside = self._beside, None
         if beside is not None:
             beside.close()
-
-
-Progress = Callable[[int, int], object]
-"""Told of (files looked at, bytes compared)."""
-
-
-class BadFile(NamedTuple):
-    """What a check of a directory found in one file. ``reason``: why none of it can be believed, or empty."""
-
-    version: bytes
-    size_bytes: int
-    blocks: list[BlockRange]
-    reason: str
-    data_path: Path

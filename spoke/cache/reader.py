@@ -153,7 +153,6 @@ class BlockReader:
                 continue
         return False
 
-
     async def recheck(self, file: CachedFile, blocks: BlockRange) -> list[BlockRange]:
         """Compare blocks that are present again, at the lowest priority, and book the outcome; those that are bad."""
         span = (blocks.first_block * BLOCK_BYTES, byte_length(blocks, file.size_bytes))

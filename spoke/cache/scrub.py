@@ -146,7 +146,9 @@ class Scrub:
                 "checked_bytes": self._pass_bytes,
                 "bad_blocks": self._pass_bad,
             }
-            log.info("scrubbed the cache", bytes=self._pass_bytes, bad_blocks=self._pass_bad)
+            (log.warning if self._pass_bad else log.debug)(
+                "scrubbed the cache", bytes=self._pass_bytes, bad_blocks=self._pass_bad
+            )
         self._place = self._pass_began_at = None
         await asyncio.to_thread(self._save)
 

@@ -30,9 +30,9 @@ from spoke.cache.cached_file import (
     remove_pair,
     stamp_of,
 )
-from spoke.cache.disk import Disk, be_idle
+from spoke.cache.disk import Disk, be_idle, write_full
 from spoke.cache.eviction import EvictionPolicy
-from spoke.cache.index import DamagedIndex
+from spoke.cache.index import DamagedIndex, encode_header
 from spoke.cache.presence import BlockMap
 from spoke.cache.quota import DIRECTORY_BYTES, NAME_BYTES, Ledger
 from spoke.cache.recovery import CacheDirectory, FoundFile
@@ -325,16 +325,24 @@ class Shelf:
         self.on_bad(file, ranges, cause)
 
     def cut_short(self, file: CachedFile, reason: str) -> None:
-        """One of the two files ends too early. A lent data file gets its length back, to be filled again; else both go."""
+        """One of the two files ends too early. Those of a lent file get their length back, to be filled again; else both go."""
         blocks = file.blocks
         if blocks is None or not file.borrows or file.data_fd < 0:
             self.discard_damaged(file, reason)
             return
         try:
-            found, lent = self.disk.fstat(file.data_fd), self.disk.fstat(file.borrow_fd)
-            if (found.st_dev, found.st_ino) != (lent.st_dev, lent.st_ino) or found.st_size >= file.size_bytes:
+            data, lent = self.disk.fstat(file.data_fd), self.disk.fstat(file.borrow_fd)
+            if (data.st_dev, data.st_ino) != (lent.st_dev, lent.st_ino):  # what is lent is another file, and not cut
                 self.discard_damaged(file, reason)
                 return
+            lost_block = data.st_size // BLOCK_BYTES
+            if self.disk.fstat(file.index_fd).st_size < file.layout.total_bytes:
+                self.disk.ftruncate(file.index_fd, 0)
+                self.disk.ftruncate(file.index_fd, file.layout.total_bytes)
+                write_full(self.disk, file.index_fd, encode_header(file.version, file.size_bytes), 0)
+                lost_block = 0
+            elif data.st_size >= file.size_bytes:
+                return  # another read has seen it too, and it is mended
             self.disk.ftruncate(file.data_fd, file.size_bytes)
             file.stamp = stamp_of(self.disk, file.data_fd)
         except OSError as error:
@@ -342,8 +350,7 @@ class Shelf:
             self.discard_damaged(file, reason)
             return
         self.damaged_files_total += 1
-        first_block = found.st_size // BLOCK_BYTES
-        lost = BlockRange(first_block, blocks.block_count - first_block)
+        lost = BlockRange(lost_block, blocks.block_count - lost_block)
         self.lost_blocks_total += sum(part.block_count for part in blocks.present(lost))
         self.spoil(file, [lost], reason)
 
@@ -361,7 +368,7 @@ class Shelf:
         """Whether the data file is as our own last write left it. If not, none of it counts as checked any more."""
         if file.own_writes or file.stamp is None or file.stamp == stamp:
             return True
-        log.warning(
+        log.info(
             "a cached file was changed by somebody else: all of it is checked again before its next use",
             data_path=self.directory.paths(file.version)[0],
         )

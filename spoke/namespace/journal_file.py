@@ -174,8 +174,8 @@ def install(
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-def load(directory: Path) -> Loaded:
-    """The tree as it was last kept in ``directory``, or an empty one. Cuts a torn log. Raises OSError alone."""
+def load(directory: Path, *, cut: bool = True) -> Loaded:
+    """The tree as it was last kept in ``directory``, or an empty one. Cuts a torn log (not without ``cut``). Raises OSError alone."""
     try:
         data = (directory / SNAPSHOT_NAME).read_bytes()
     except FileNotFoundError:
@@ -202,7 +202,8 @@ def load(directory: Path) -> Loaded:
         return Loaded(Tree(), 0, 0, 0, (f"{path.name} is damaged, the names are not used: {error}",))
     notes: tuple[str, ...] = ()
     if kept_bytes < len(log_data):
-        os.truncate(path, kept_bytes)
+        if cut:
+            os.truncate(path, kept_bytes)
         notes = (f"{path.name}: {len(log_data) - kept_bytes} bytes of a torn tail were cut",)
     return Loaded(tree, header.generation, snapshot_bytes, kept_bytes, notes)
 
