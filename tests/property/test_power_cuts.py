@@ -1,4 +1,4 @@
-"""200 seeded power cuts, and kills: whatever a legal disk leaves of cache and names is right or missing, and goes on by itself.
+"""200 seeded power cuts (80 of them in the quick suite), and kills: whatever a legal disk leaves of cache and names is right or missing, and goes on by itself.
 
 A failing seed replays alone: ``pytest "tests/property/test_power_cuts.py::test_…[fill-3]"`` (the seeds are SEEDS_A_TEST times
 the number, and those that follow).
@@ -26,7 +26,7 @@ from spoke.namespace.journal import Journal
 from spoke.namespace.tree import Tree
 
 SEEDS_A_TEST = 10
-TESTS = range(5)
+TESTS = [pytest.param(number, marks=[pytest.mark.slow] if number > 1 else []) for number in range(5)]
 CAPACITY_BYTES = 3 << 19
 _SIZES = {  # bytes of the files, most blocks written at once, rounds
     "fill": ((30_000, 100_001, 300_000), 48, 24),

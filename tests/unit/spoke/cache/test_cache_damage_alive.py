@@ -13,8 +13,11 @@ from cache_support import BLOCK_BYTES, EXTENT_BYTES, BlocksMissing, FaultyDisk, 
 from common.blocks import BlockRange, whole_file
 from spoke.cache.store import Bad, Store
 
-SIZE_BYTES = 2 * EXTENT_BYTES + 5000
-BLOCKS = 514
+SIZE_BYTES = EXTENT_BYTES + 5000
+BLOCKS = 258
+
+
+OLDER = 128
 
 
 def patch(path: Path, offset_bytes: int, data: bytes) -> None:
@@ -36,7 +39,7 @@ def zero(file: File, cache: Path) -> None:
 
 
 def truncate(file: File, cache: Path) -> None:
-    os.truncate(file.path(cache), EXTENT_BYTES + 1)
+    os.truncate(file.path(cache), EXTENT_BYTES // 2 + 1)
 
 
 def truncate_index(file: File, cache: Path) -> None:
@@ -44,13 +47,13 @@ def truncate_index(file: File, cache: Path) -> None:
 
 
 def older_data(file: File, cache: Path) -> None:
-    """In place, as rsync --inplace or cp put it back: what it was when only its first extent was there."""
-    patch(file.path(cache), EXTENT_BYTES, bytes(SIZE_BYTES - EXTENT_BYTES))
+    """In place, as rsync --inplace or cp put it back: what it was when only its first half extent was there."""
+    patch(file.path(cache), OLDER * BLOCK_BYTES, bytes(SIZE_BYTES - OLDER * BLOCK_BYTES))
 
 
 def older_index(file: File, cache: Path) -> None:
-    patch(file.path(cache, "index"), 4096 + 256, bytes(BLOCKS - 256))
-    patch(file.path(cache, "index"), 8192 + 8 * 256, bytes(8 * (BLOCKS - 256)))
+    patch(file.path(cache, "index"), 4096 + OLDER, bytes(BLOCKS - OLDER))
+    patch(file.path(cache, "index"), 8192 + 8 * OLDER, bytes(8 * (BLOCKS - OLDER)))
 
 
 def both_older(file: File, cache: Path) -> None:
