@@ -1,4 +1,4 @@
-"""200 seeded power cuts (80 of them in the quick suite), and kills: whatever a legal disk leaves of cache and names is right or missing, and goes on by itself.
+"""200 seeded power cuts, and kills: what a legal disk leaves of cache and names is right or missing, and goes on by itself.
 
 A failing seed replays alone: ``pytest "tests/property/test_power_cuts.py::test_…[fill-3]"`` (the seeds are SEEDS_A_TEST times
 the number, and those that follow).

@@ -7,6 +7,8 @@ import errno
 import json
 import os
 import shutil
+import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -376,3 +378,44 @@ def test_the_scrub_finds_what_nobody_reads(pair: Pair) -> None:
     assert "scrub      " in run("spoke.cli", "status", str(spoke.mountpoint)).stdout
     spoke.settled()
     assert run("spoke.cli", "verify", str(spoke.mountpoint)).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_spoke_killed_at_seeded_moments_keeps_what_it_had(pair: Pair) -> None:
+    """kill -9 during fills, evictions and changes of names; each restart serves right bytes, and nothing is cleaned by hand."""
+    dice = Random(7)
+    contents = {f"f{number}": dice.randbytes(3_000_000) for number in range(12)}
+    for name, content in contents.items():
+        (pair.data / name).write_bytes(content)
+    hub = pair.hub()
+    flags = ("--cache-size", "24MiB", "--cache-free-floor", "0", "--scrub-rate", "0")
+    spoke = pair.spoke(hub.address, extra=flags)
+    for round_number in range(6):
+        reading = threading.Thread(target=_read_for_a_while, args=(spoke.mountpoint, contents, Random(round_number)))
+        reading.start()
+        name = f"f{dice.randrange(12)}"
+        fresh = dice.randbytes(3_000_000)
+        beside = pair.data / "beside"
+        beside.write_bytes(fresh)
+        time.sleep(dice.uniform(0.05, 0.6))
+        os.rename(beside, pair.data / name)
+        contents = {**contents, name: fresh}
+        time.sleep(dice.uniform(0.05, 0.6))
+        used_bytes = spoke.facts()["cache"]["used_bytes"]
+        spoke.kill()
+        reading.join()
+        spoke = pair.spoke(hub.address, extra=flags)
+        kept = json.loads(run("spoke.cli", "verify", str(spoke.mountpoint), "--json").stdout)
+        assert kept["bad_blocks"] == 0
+        assert (
+            spoke.facts()["cache"]["used_bytes"] >= 0.9 * used_bytes
+        )  # some was evicted between the look and the kill
+        for name, content in contents.items():
+            assert (spoke.mountpoint / name).read_bytes() == content, name
+
+
+def _read_for_a_while(mountpoint: Path, contents: dict[str, bytes], dice: Random) -> None:
+    with contextlib.suppress(OSError):  # until the spoke is killed
+        while True:
+            name = dice.choice(sorted(contents))
+            (mountpoint / name).read_bytes()
