@@ -10,13 +10,12 @@ from random import Random
 
 import pytest
 from cache_support import CAPACITY_BYTES, BlocksMissing, File
-from names_support import contents
+from names_support import contents, directory
 from test_power_cuts import change_some, compared, fill
 
 from common.blocks import BlockRange, count_blocks
 from spoke.cache.store import Store
 from spoke.namespace.journal import Journal
-from tests.names_support import directory
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = (3_000_000, 5_500_001, 700_000, 9_000_000, 4096, 2_000_000)
