@@ -220,7 +220,10 @@ def reread_blocks(
     data_fd, index_fd = file
     offset_bytes, length_bytes = span
     # A descriptor of the same file by another name: advice belongs to a descriptor, and readers use the other.
-    fd = disk.open(f"/proc/self/fd/{data_fd}", os.O_RDONLY)
+    try:
+        fd = disk.open(f"/proc/self/fd/{data_fd}", os.O_RDONLY)
+    except OSError:  # no /proc here, or no descriptor left: that says nothing about the file
+        return read_blocks(disk, file, version, size_bytes, span)
     try:
         disk.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         try:

@@ -97,6 +97,8 @@ class Shelf:
             raise  # the loop is going down and the thread may still be at work: the descriptors stay open
         except BaseException:
             file.own_writes -= changes
+            if changes:
+                file.stamp = None  # some of it may have been done: what it looks like now is our doing
             self._release(file)
             raise
         file.own_writes -= changes
@@ -366,7 +368,10 @@ class Shelf:
 
     def is_as_left(self, file: CachedFile, stamp: Stamp) -> bool:
         """Whether the data file is as our own last write left it. If not, none of it counts as checked any more."""
-        if file.own_writes or file.stamp is None or file.stamp == stamp:
+        if file.own_writes or file.stamp == stamp:
+            return True
+        if file.stamp is None:
+            file.stamp = stamp
             return True
         log.info(
             "a cached file was changed by somebody else: all of it is checked again before its next use",

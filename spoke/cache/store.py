@@ -383,8 +383,9 @@ class Store:
 
     def _bad(self, file: CachedFile, blocks: list[BlockRange], cause: str) -> None:
         data_path = self._directory.paths(file.version)[0]
+        lent = file.borrows > 0 and not file.removed
         if self.on_bad is not None:
-            self.on_bad(Bad(file.version, file.size_bytes, blocks, cause, file.borrows > 0, data_path))
+            self.on_bad(Bad(file.version, file.size_bytes, blocks, cause, lent, data_path))
         else:
             log.warning("cached blocks were dropped", blocks=blocks[:8], cause=cause, data_path=data_path)
 

@@ -11,6 +11,7 @@ import pytest
 from cache_support import BLOCK_BYTES, EXTENT_BYTES, BlocksMissing, FaultyDisk, File, version_of
 
 from common.blocks import BlockRange, whole_file
+from common.errors import CacheWriteError
 from spoke.cache.store import Bad, Store
 
 SIZE_BYTES = EXTENT_BYTES + 5000
@@ -204,3 +205,27 @@ async def test_another_versions_files_under_our_names(open_store, tmp_path: Path
         shutil.copy(other.path(tmp_path / "cache", kind), file.path(tmp_path / "cache", kind))
     assert await mended(store, file) == BLOCKS
     await other.check(store)
+
+
+async def test_a_write_of_ours_that_failed_is_not_somebody_elses(open_store, disk: FaultyDisk) -> None:
+    store = open_store()
+    doubted: list[bytes] = []
+    store.on_doubt = lambda version, size_bytes: doubted.append(version)
+    file = File(1, SIZE_BYTES)
+    await file.put(store, BlockRange(0, 64))
+    disk.fail_once("pwrite", errno.EFBIG, after=1)  # the data are written, their digests are not
+    with pytest.raises(CacheWriteError):
+        await file.put(store, BlockRange(64, 64))
+    assert store.read_nowait(file.version, SIZE_BYTES, 0, 4096) is not None
+    assert doubted == []
+
+
+async def test_without_proc_a_file_is_looked_at_all_the_same(open_store, disk: FaultyDisk) -> None:
+    store = open_store()
+    file = File(1, SIZE_BYTES)
+    await file.put(store)
+    disk.fail_once("open", errno.ENOENT)
+    seen = await store.examine(file.version, 0)
+    assert seen is not None
+    assert (seen.checked_blocks, seen.bad) == (64, [])
+    await file.check(store)
