@@ -9,15 +9,17 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from cache_support import CAPACITY_BYTES, BlocksMissing, File
+from cache_support import BlocksMissing, File
 from names_support import contents, directory
 from test_power_cuts import change_some, compared, fill
 
 from common.blocks import BlockRange, count_blocks
+from spoke.cache import quota
 from spoke.cache.store import Store
 from spoke.namespace.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[2]
+CAPACITY_BYTES = 6 << 20
 SIZES = (3_000_000, 5_500_001, 700_000, 9_000_000, 4096, 2_000_000)
 
 LIFE = """
@@ -25,12 +27,14 @@ import asyncio, sys
 sys.path[:0] = [{root!r}, {tests!r}, {tests!r} + "/property"]
 from random import Random
 from pathlib import Path
-from cache_support import CAPACITY_BYTES, File
-from test_kills import SIZES, some_blocks, first_names
+from cache_support import File
+from test_kills import CAPACITY_BYTES, SIZES, some_blocks, first_names
 from test_power_cuts import change_some
 from spoke.cache.store import Store
 from spoke.namespace.journal import Journal
 from common import limits
+from spoke.cache import quota
+quota.CACHE_MIN_BYTES = 1 << 20
 limits.JOURNAL_COMPACT_MIN_BYTES = 4000
 
 async def cache(dice):
@@ -83,7 +87,8 @@ def first_names(tree) -> dict:
 
 
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
-async def test_what_was_committed_outlives_sigkill(tmp_path: Path, seed: int) -> None:
+async def test_what_was_committed_outlives_sigkill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(quota, "CACHE_MIN_BYTES", 1 << 20)
     script = LIFE.format(root=str(ROOT), tests=str(ROOT / "tests"), seed=seed, work=str(tmp_path))
     kill_after = Random(seed).randrange(150, 900)
     held: dict[int, set[int]] = {number: set() for number in range(len(SIZES))}
