@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class Scrub:
         self._stir = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._saved_s = float("-inf")
+        self._saving = threading.Lock()
         self._place: tuple[bytes, int] | None = None
         self._pass_bytes = 0
         self._pass_bad = 0
@@ -201,8 +203,9 @@ class Scrub:
         }
         beside = self._note.with_suffix(".new")
         try:
-            beside.write_text(json.dumps(note))
-            os.replace(beside, self._note)
+            with self._saving:  # a save that was broken off goes on in its thread
+                beside.write_text(json.dumps(note))
+                os.replace(beside, self._note)
         except OSError as error:
             log.debug("how far the scrub is cannot be noted", error=str(error))
 
