@@ -33,6 +33,7 @@ from common.runtime import cancel_and_wait
 from common.units import format_address, parse_address
 from spoke import control, purge
 from spoke.ahead import Ahead
+from spoke.cache.scrub import NOTE_NAME, Scrub
 from spoke.cache.store import Store
 from spoke.cache_files import CacheFiles
 from spoke.config import SpokeSettings
@@ -47,6 +48,7 @@ from spoke.hub_client.credentials import Credentials
 from spoke.insight.watch import Insight
 from spoke.long_waits import LongWaits
 from spoke.memory import Level, MemoryBudget, anonymous_bytes, choose_limit
+from spoke.mending import Mending
 from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
 from spoke.namespace.journal import Journal
@@ -70,6 +72,7 @@ from spoke.reads import Handle, Reads
 from spoke.recorder import Recorder, Recording
 from spoke.retention import Retention
 from spoke.supervisor.channel import Channel
+from spoke.verify import Verifying
 from spoke.warming import Warming
 from spoke.worker import Handed, SupervisorLine, give_up_mount
 
@@ -162,6 +165,7 @@ class Spoke:
         )
         self.reads.names_in_doubt = lambda: str(self.suspicious) if self.suspicious is not None else ""
         self.reads.on_short_of_memory = self._give_memory_back
+        self._watch_over_blocks(settings)
         self.pins = Pins(
             settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
         )
@@ -201,6 +205,7 @@ class Spoke:
             "cache-sizes": self._answer_cache_sizes,
             "cache-evict": self._answer_cache_evict,
             "warm": self._answer_warm,
+            "verify": self.verifying.answer,
             "pin": self._answer_pin,
             "unpin": self._answer_unpin,
             "loss": self._answer_loss,
@@ -212,6 +217,17 @@ class Spoke:
             "order-load": self._answer_order_load,
             "order-drop": self._answer_order_drop,
         }
+
+    def _watch_over_blocks(self, settings: SpokeSettings) -> None:
+        """Who looks at cached blocks again, and who mends those that are bad."""
+        self.scrub = Scrub(
+            self.store, settings.cache_dir / NOTE_NAME, settings.scrub_rate, runtime.now_s, runtime.wall_time_s
+        )
+        self.mending = Mending(self.tree, self.store, self.fetcher, str(settings.cache_dir))
+        self.store.on_bad = self.mending.found
+        self.store.on_doubt = lambda version, _size_bytes: self.scrub.suspect(version)
+        self.fetcher.complain = self.mending.on_wire
+        self.verifying = Verifying(self.tree, self.store, self.fetcher, self.mending, runtime.now_s)
 
     # --- life --------------------------------------------------------------------------------------------
 
@@ -264,6 +280,7 @@ class Spoke:
         self.follower.start()
         self.fetcher.start()
         self.client.start()
+        self.scrub.start()
         await self._get_names()
         await self.pins.load()
         await self.retention.load()
@@ -390,6 +407,8 @@ class Spoke:
             give_up_mount(self.handed)
         await self.pages.close()
         await self.warming.close()
+        await self.scrub.close()
+        await self.mending.close()
         await self.fetcher.close()
         await self.client.close()
         await self.follower.close()
@@ -440,6 +459,7 @@ class Spoke:
                 await self.retention.tend(
                     self.tree.is_live, self.reads.is_open, self.client.refusal, self.client.connected
                 )
+            self.mending.tend()
             await self.store.tend()
             if self.recorder is not None:
                 self.recorder.flush()
@@ -639,6 +659,7 @@ class Spoke:
                 "read_errors": usage.read_errors_total,
                 "write_errors": usage.write_errors_total,
                 "skipped_bytes": self.fetcher.skipped_bytes_total,
+                "scrub": self.scrub.facts(),
                 "write_backlog_bytes": self.fetcher.write_backlog_bytes,
             },
             "reads": {

@@ -57,8 +57,7 @@ def check_unmounted(cache_dir: Path, runtime_dir: Path) -> None:
     mountpoint = standing_on(cache_dir, runtime_dir)
     if mountpoint is not None:
         raise CacheDirectoryError(
-            f"{cache_dir} is the cache of {mountpoint}, in use by another spoke: headrace-spoke purge {mountpoint} --all, "
-            "or unmount it first"
+            f"{cache_dir} is the cache of {mountpoint}, in use by another spoke: name that instead of --cache-dir, or unmount it first"
         )
 
 
