@@ -733,3 +733,33 @@ ORDER_FILES_MAX_KEPT = 16
 
 ORDER_LOAD_TIMEOUT_S = 60.0
 """How long a command waits until the spoke has checked an order file (100 MB are read once). Then it fails."""
+
+# --- succession: orders learned from what is read (spoke/prefetch/succession, spoke/orders/learner) -----------
+
+LEARN_MEMORY_BYTES = 128 * 1024 * 1024
+"""Default of the setting ``learn_memory``, for all that is being recorded: 1.4 million steps, 170 GiB read by page faults. A longer
+epoch becomes several orders."""
+
+LEARN_MIN_STEPS = 64
+"""A shorter sequence is not kept."""
+
+LEARN_CLOSED_REST_S = 30.0
+"""All files closed and nothing read for so long: the job is over, and so is its recording."""
+
+LEARN_REST_S = 1800.0
+"""The same with files open: evaluations and checkpoints take up to 10 minutes."""
+
+LEARN_SEGMENT_STEPS = 1 << 16
+"""Steps of a learned order file that are sorted together. Smaller than elsewhere: writing and checking it share the daemon's lock."""
+
+LEARN_SLICE_STEPS = 1 << 13
+"""Steps copied at once while a learned order is written, between two looks whether the daemon stops."""
+
+LEARN_STOP_S = 3.0
+"""How long a daemon that stops may write down what it learned (a million steps). Then it is left."""
+
+LEARNED_UNPROVEN_KEPT = 2
+"""Learned orders of a dataset kept that nobody has followed yet, the newest: each costs a look-up for some reads. Dropped."""
+
+LEARNED_PROVEN_KEPT = 3
+"""Those that were followed, the last ones (training, evaluation, another job). Dropped."""

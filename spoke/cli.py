@@ -60,6 +60,12 @@ def mount(
     ] = None,
     identity: Annotated[str | None, typer.Option(help="This spoke's name for the hub. [default: host name]")] = None,
     prefetch: Annotated[bool | None, typer.Option("--prefetch/--no-prefetch", help="Fetch ahead of readers.")] = None,
+    learn: Annotated[
+        bool | None, typer.Option("--learn/--no-learn", help="Remember in which order files are read, and follow it.")
+    ] = None,
+    learn_memory: Annotated[
+        str | None, typer.Option(help="The most that remembering may take. [default: 128MiB]")
+    ] = None,
     compression: Annotated[
         bool | None, typer.Option("--compression/--no-compression", help="Take compressed data from the hub.")
     ] = None,
@@ -107,6 +113,8 @@ def mount(
         "links": links,
         "identity": identity,
         "prefetch": prefetch,
+        "learn": learn,
+        "learn_memory": learn_memory,
         "compression": compression,
         "revision": revision,
         "snapshot": snapshot,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from common.config import Address, DatasetName, DurationS, Settings, SizeBytes, checked
-from common.limits import LABEL_MAX_BYTES
+from common.limits import LABEL_MAX_BYTES, LEARN_MEMORY_BYTES
 from common.units import format_address, parse_address
 
 DEFAULT_HUB_PORT = 7420
@@ -26,7 +26,8 @@ class SpokeSettings(Settings):
 
     ``cache_size`` 0: four fifths of the disk it is on. ``cache_free_floor``: never leave the disk with
     less. ``read_timeout`` 0: a read waits for the hub for ever. ``links``: bulk connections beside the control one, 0: as the path wants.
-    ``prefetch`` off: fetch only what is read. ``compression`` off: take raw bytes only.
+    ``prefetch`` off: fetch only what is read. ``learn`` off: neither record in which order files are read nor follow what was
+    recorded; ``learn_memory``: the most that recording takes. ``compression`` off: take raw bytes only.
     ``revision`` or ``snapshot``: show the tree of that one, for ever. ``consistency``: ``lease`` (the hub tells of changes) or
     ``strict`` (it is asked at each open).
     """
@@ -42,6 +43,8 @@ class SpokeSettings(Settings):
     links: Annotated[int, Field(ge=0, le=64)] = 0
     identity: Annotated[str, Field(min_length=1, max_length=200)] = Field(default_factory=socket.gethostname)
     prefetch: bool = True
+    learn: bool = True
+    learn_memory: Annotated[SizeBytes, Field(ge=1 << 20, le=1 << 36)] = LEARN_MEMORY_BYTES
     compression: bool = True
     passthrough: bool = True
     allow_other: bool = True

@@ -46,12 +46,14 @@ from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Invalidation
+from spoke.orders.learner import Learner, is_learned_file
 from spoke.orders.shelf import OrderShelf
 from spoke.places import runtime_dir
 from spoke.plans import Plans
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.planner import Planner
 from spoke.prefetch.scorecard import Scorecard
+from spoke.prefetch.succession import Recorder
 from spoke.reads import Handle, Reads
 from spoke.warm import Warmer
 
@@ -97,13 +99,21 @@ class Spoke:
         self.siblings = Siblings(self.tree)
         # What is fetched ahead must fit beside what is kept: a small cache would evict it before it is read.
         stream_max_bytes = min(limits.PREFETCH_STREAM_MAX_BYTES, store.usage().capacity_bytes // 8)
-        self.planner = Planner(self._next_file, stream_max_bytes=stream_max_bytes) if settings.prefetch else None
+        self.recorder = Recorder(settings.learn_memory) if settings.prefetch and settings.learn else None
+        self.planner = (
+            Planner(self._next_file, stream_max_bytes=stream_max_bytes, recorder=self.recorder)
+            if settings.prefetch
+            else None
+        )
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock)
         self.plans = Plans(self.tree, self.ahead if self.planner is not None else None, clock)
         self.order_shelf = OrderShelf(
-            (settings.cache_dir / "orders").absolute(), self.ahead if settings.prefetch else None
+            (settings.cache_dir / "orders").absolute(),
+            self.ahead if settings.prefetch else None,
+            pass_over=lambda path: not settings.learn and is_learned_file(path),
         )
+        self.learner = Learner(self.recorder, self.order_shelf, self.ahead, settings.dataset)
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
         self.ahead.attach(self.fetcher, self.client)
         self.ahead.foresee = store.foresee
@@ -126,6 +136,7 @@ class Spoke:
                 "orders": self._answer_orders,
                 "order-load": self._answer_order_load,
                 "order-drop": self._answer_order_drop,
+                "learned-reset": self._answer_learned_reset,
             },
         )
         self._stop = asyncio.Event()
@@ -171,6 +182,7 @@ class Spoke:
         await self._get_names()
         runtime.settle_memory()
         await self.order_shelf.start()
+        await self.learner.start()
         await self._mount()
         await self.control.start()
         await self.pages.start(*parse_address(settings.metrics))
@@ -226,7 +238,11 @@ class Spoke:
             asyncio.create_task(self._stop.wait(), name="stop command"),
             asyncio.create_task(self.device.wait_ended(), name="mount ended"),
         ]
-        workers = [task for task in (self._housekeeping, self.follower.task, *self.fetcher.tasks) if task is not None]
+        workers = [
+            task
+            for task in (self._housekeeping, self.follower.task, *self.fetcher.tasks, self.learner.task)
+            if task is not None
+        ]
         try:
             done, _ = await asyncio.wait([*ends, *workers], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -242,6 +258,7 @@ class Spoke:
         if self.device is not None:
             await self.device.close()
         await self.pages.close()
+        await self.learner.close()
         await self.fetcher.close()
         await self.client.close()
         await self.follower.close()
@@ -273,6 +290,8 @@ class Spoke:
                 }
             )
             self.plans.tend()
+            if self.recorder is not None and self.planner is not None:
+                self.recorder.tend(runtime.now_s(), self.planner.open_handles)
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
             await self.store.tend()
@@ -402,6 +421,7 @@ class Spoke:
             },
             "plans": self.plans.facts(),
             "orders": self.ahead.orders(),
+            "learned": self.learner.facts(),
             "data_path": {
                 "passthrough": passthrough.live if passthrough is not None else False,
                 "reason": passthrough.reason if passthrough is not None else "not mounted",
@@ -444,6 +464,9 @@ class Spoke:
 
     async def _answer_order_drop(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield {"dropped": await self.order_shelf.drop(str(request.get("name")))}
+
+    async def _answer_learned_reset(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield {"orders": await self.learner.reset()}
 
     async def _answer_accept(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         suspicion = self.suspicious

@@ -18,6 +18,7 @@ from spoke.prefetch.guesses import Guesses
 from spoke.prefetch.orders import Order
 from spoke.prefetch.scorecard import Ledger, Scorecard
 from spoke.prefetch.source import Fetch, ReadSeen
+from spoke.prefetch.succession import Recorder
 from spoke.prefetch.window import Latency
 
 __all__ = ["Fetch", "FileFacts", "Planner", "ReadSeen"]
@@ -48,6 +49,7 @@ class Planner:
     """``next_file``: the file after a path in its directory's order, a pure look-up (default: none).
 
     ``small_file_bytes``: files up to this size are fetched whole. ``stream_max_bytes``: how far one place runs ahead.
+    ``recorder``: is told of each read, and learns the order from it.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class Planner:
         *,
         small_file_bytes: int = limits.PREFETCH_SMALL_FILE_BYTES,
         stream_max_bytes: int = limits.PREFETCH_STREAM_MAX_BYTES,
+        recorder: Recorder | None = None,
     ) -> None:
+        self._recorder = recorder
         self.scorecard = Scorecard()
         self._ledger = Ledger(self.scorecard)
         self._latency = Latency()
@@ -82,6 +86,10 @@ class Planner:
     def has_plans(self) -> bool:
         """:meth:`plan` may give something; asked after every read, so that most cost no more."""
         return self._guesses.has_plans or self._following.has_plans
+
+    @property
+    def open_handles(self) -> int:
+        return len(self._handles)
 
     @property
     def active_streams(self) -> int:
@@ -202,8 +210,12 @@ class Planner:
         blocks = BlockRange(start_block, end_block - start_block)
         self._ledger.read(now_s, seen.version, blocks, late=late)
         foretold = False
+        quiet_bytes = None
         if self._following.is_active:
             quiet_bytes = self._following.read(now_s, seen, other_streams=self._guesses.active_count)
+        if self._recorder is not None:
+            self._recorder.read(now_s, facts, seen.offset_bytes, seen.length_bytes, explained=quiet_bytes is not None)
+        if self._following.is_active:
             if quiet_bytes is not None:
                 if quiet_bytes - end_bytes >= _QUIET_FROM_READS * seen.length_bytes:
                     self._quiet[seen.version] = _Quiet(seen, quiet_bytes)
