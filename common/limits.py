@@ -758,6 +758,10 @@ LEARN_SLICE_STEPS = 1 << 13
 LEARN_STOP_S = 3.0
 """How long a daemon that stops may write down what it learned (a million steps). Then it is left."""
 
+LEARN_GATE_ALLOWANCE_BYTES = 8 * 1024 * 1024
+LEARN_GATE_WASTE_SHARE = 0.15
+"""As PREFETCH_GATE_…, for learned orders: nobody said that they hold, and with another shuffle each epoch there is a new one each time."""
+
 LEARNED_UNPROVEN_KEPT = 2
 """Learned orders of a dataset kept that nobody has followed yet, the newest: each costs a look-up for some reads. Dropped."""
 

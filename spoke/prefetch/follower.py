@@ -58,13 +58,18 @@ class Follower:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.gate = Gate()
+        self.gate = (
+            Gate(limits.LEARN_GATE_ALLOWANCE_BYTES, limits.LEARN_GATE_WASTE_SHARE)
+            if order.reason is Reason.LEARNED
+            else Gate()
+        )
         self.used_bytes = 0
         self.wasted_bytes = 0
         self.matched_reads = 0
         self.share = 0.0
         """Of the last reads of the order's files, those it had foretold or could place."""
         self._paused_until_s = 0.0
+        self._cap_bytes = limits.PREFETCH_START_BYTES
         self._asked_share = 1.0
         self._cursors: list[Cursor] = []
         self._hungry: OrderedDict[int, Cursor] = OrderedDict()
@@ -78,7 +83,6 @@ class Follower:
         self._fault_by_file: dict[int, int] = {}
         self._files: dict[int, FileFacts] = {}
         self._numbers: dict[bytes, int | None] = {}
-        self._ended_lanes: set[int] = set()
 
     # --- events ------------------------------------------------------------------------------------------
 
@@ -95,7 +99,7 @@ class Follower:
         self._total_steps = 0
         self.start(now_s)
         for cursor in self._cursors:
-            self._ended_lanes.discard(cursor.lane)
+            cursor.is_at_end = False
             self._feed(cursor)
 
     def failed(self, now_s: float, version: bytes) -> None:
@@ -123,6 +127,7 @@ class Follower:
         if file is None or length_bytes <= 0:
             return None
         self._reads += 1
+        self._cap_bytes = cap_bytes
         end_bytes = start_bytes + length_bytes
         seed = self._match(file, start_bytes, end_bytes)
         self.share += ((seed is not None) - self.share) * _SHARE_FADE
@@ -147,11 +152,11 @@ class Follower:
         )
         self._leave_behind(cursor)
         self._feed(cursor)
-        if cursor.lane in self._ended_lanes and self.order.reason is Reason.LEARNED:
+        if cursor.is_at_end and self.order.reason is Reason.LEARNED:
             self._wrap(now_s, cursor)
         if not self.matched_reads % _FORGET_EVERY and self.order.reason is Reason.PLAN:
             self._forget(cursor.lane)
-        if late or cursor.lane in self._ended_lanes or id(cursor) in self._hungry:
+        if late or cursor.is_at_end or id(cursor) in self._hungry:
             return 0
         # The last read of a run is never passed over, so that nothing stays untold when its reader goes elsewhere.
         return min(seed.run.end_bytes - 1, end_bytes + min(_QUIET_MAX_BYTES, cursor.allowed_bytes // 8))
@@ -417,7 +422,7 @@ class Follower:
             marks.clear_from(lane, positions[0])
         for position in positions:
             marks.set(lane, position, read=True)
-        window_bytes = min(len(positions) * 8 * EXTENT_BYTES, 2 * limits.PREFETCH_START_BYTES)
+        window_bytes = min(len(positions) * 8 * EXTENT_BYTES, 2 * limits.PREFETCH_START_BYTES, self._cap_bytes)
         cursor = Cursor(now_s, lane, positions[-1], window_bytes)
         cursor.next_position = positions[0] + 1
         cursor.spread = positions[-1] - positions[0]
@@ -427,7 +432,6 @@ class Follower:
 
     def _add(self, cursor: Cursor) -> None:
         cursor.seen_at_read = self._reads
-        self._ended_lanes.discard(cursor.lane)
         self._cursors.append(cursor)
         if len(self._cursors) > limits.ORDER_CURSORS_MAX:
             self._give_up(min(self._cursors, key=lambda known: known.seen_at_read))
@@ -448,6 +452,7 @@ class Follower:
     def _give_up(self, cursor: Cursor) -> None:
         self._cursors.remove(cursor)
         self._hungry.pop(id(cursor), None)
+        self._hand_over(cursor)
         for item in cursor.items:
             if item.state is not State.READ:
                 self._expire(item)
@@ -455,6 +460,27 @@ class Follower:
             self._unlist(item)
         for item in cursor.trail:
             self._unlist(item)
+
+    def _hand_over(self, cursor: Cursor) -> None:
+        """What was predicted just ahead of another place in the lane is that one's from now on: it will come there.
+
+        Workers are often found twice at the start, and the place behind predicts what lies beyond all that the other did.
+        """
+        unread = [item for item in cursor.items if item.state is not State.READ]
+        if not unread:
+            return
+        first, lane = unread[0].position, cursor.lane
+        behind = [other for other in self._cursors if other.lane == lane and other.front < first]
+        heir = max(behind, key=lambda other: other.front, default=None)
+        if heir is None or first - heir.front > limits.ORDER_AHEAD_MAX_STEPS:
+            return
+        for item in unread:
+            item.cursor = heir
+            item.foretold_at_read = self._reads
+        heir.ahead_bytes += cursor.ahead_bytes
+        heir.items = deque(sorted([*heir.items, *unread], key=lambda item: (item.position, item.start_bytes)))
+        cursor.items = deque(item for item in cursor.items if item.state is State.READ)
+        cursor.ahead_bytes = 0
 
     def _forget(self, lane: int) -> None:
         """A plan's steps far behind all that read it take room for others."""
@@ -464,7 +490,7 @@ class Follower:
     # --- predicting --------------------------------------------------------------------------------------
 
     def _feed(self, cursor: Cursor) -> None:
-        if cursor.lane not in self._ended_lanes and cursor.is_hungry:
+        if not cursor.is_at_end and cursor.is_hungry:
             self._hungry[id(cursor)] = cursor
 
     def _predict(self, cursor: Cursor) -> Item | None:
@@ -476,7 +502,7 @@ class Follower:
             cursor.next_position = self._marks.next_free(lane, max(cursor.next_position, order.first(lane)))
         position = cursor.next_position
         if position >= order.length(lane):
-            self._ended_lanes.add(lane)
+            cursor.is_at_end = True
             return None
         step = order.step(lane, position)
         start_bytes = step.offset_bytes + cursor.next_offset_bytes
@@ -517,7 +543,7 @@ class Follower:
         if any(other.lane == lane and other.front < middle for other in self._cursors):
             return  # begun already
         self._marks.clear_from(lane, first)
-        self._add(Cursor(now_s, lane, first - 1, limits.PREFETCH_START_BYTES))
+        self._add(Cursor(now_s, lane, first - 1, min(limits.PREFETCH_START_BYTES, self._cap_bytes)))
 
     def _range(self, item: Item) -> tuple[int, int]:
         """Blocks of the READ that the kernel will send: (first, end)."""
@@ -561,7 +587,7 @@ class Follower:
         cursor.ahead_bytes = 0
         cursor.next_position = unread[0].position
         cursor.next_offset_bytes = 0
-        self._ended_lanes.discard(cursor.lane)
+        cursor.is_at_end = False
         self._feed(cursor)
 
     # --- the shape of READs, and what is kept at hand ------------------------------------------------------

@@ -214,7 +214,8 @@ class Planner:
         if self._following.is_active:
             quiet_bytes = self._following.read(now_s, seen, other_streams=self._guesses.active_count)
         if self._recorder is not None:
-            self._recorder.read(now_s, facts, seen.offset_bytes, seen.length_bytes, explained=quiet_bytes is not None)
+            explained = quiet_bytes is not None and self._following.covers(seen.version)
+            self._recorder.read(now_s, facts, seen.offset_bytes, seen.length_bytes, explained=explained)
         if self._following.is_active:
             if quiet_bytes is not None:
                 if quiet_bytes - end_bytes >= _QUIET_FROM_READS * seen.length_bytes:
