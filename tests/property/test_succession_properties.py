@@ -45,7 +45,8 @@ def test_recordings_hold_what_was_read(
     for epoch in range(epochs):
         if not same:
             dice.shuffle(steps)
-        for step in workers(steps, dice, count, batch, min(start, places - 1) if epoch == 0 else 0):
+        for planned in workers(steps, dice, count, batch, min(start, places - 1) if epoch == 0 else 0):
+            step = planned
             if dice.random() < drift:
                 step = Step(dice.randrange(3), dice.randrange(64 * MIB // 4096) * 4096, 4096)
             file = files[step.file]
@@ -61,7 +62,8 @@ def test_recordings_hold_what_was_read(
             recording.steps.files, recording.steps.offsets, recording.steps.lengths, strict=True
         ):
             file = recording.files[number]
-            assert length_bytes > 0 and offset_bytes + length_bytes <= file.size_bytes
+            assert length_bytes > 0
+            assert offset_bytes + length_bytes <= file.size_bytes
             pages.append((file.version, offset_bytes // 4096))
             assert all(
                 (file.version, page) in pages_read
