@@ -13,12 +13,12 @@ READY := $(VENV)/.ready
 PY := $(VENV)/bin/python
 ARGS ?=
 
-.PHONY: help setup demo test check lint types arch bench fuzz clean
+.PHONY: help setup demo experiment test slow check lint types arch bench replay fuzz clean
 
 help: ## list these words
 	@if [ -t 1 ] && [ -z "$${NO_COLOR:-}" ]; then on=$$'\033[36m' off=$$'\033[0m'; else on= off=; fi
 	sed -nE 's/^([a-z]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do
-		printf '  %s%-6s%s  %s\n' "$$on" "$$word" "$$off" "$$meaning"
+		printf '  %s%-10s%s  %s\n' "$$on" "$$word" "$$off" "$$meaning"
 	done
 
 setup: $(READY) ## make .venv and install what everything below needs
@@ -31,8 +31,14 @@ $(READY): pyproject.toml .ci/setup
 demo: $(READY) ## real text, a hub, 60 ms, a spoke, a DataLoader: local, cold, warm (ARGS="--small" is quicker)
 	@$(PY) -m bench.demo $(ARGS)
 
-test: $(READY) ## all tests
+experiment: $(READY) ## the same training job beside the data and 60 ms away, all runs, one report (ARGS="--small" tries it)
+	@$(PY) -m bench.experiment $(ARGS)
+
+test: $(READY) ## all tests but the slow ones
 	@$(PY) -m pytest $(ARGS)
+
+slow: $(READY) ## the tests that take minutes: several hub processes, doctor, Prometheus, packages, the experiment
+	@$(PY) -m pytest -m slow $(ARGS)
 
 check: lint types arch ## lint, types and arch
 
@@ -49,6 +55,9 @@ arch: $(READY) ## import-linter: the arrows between the rooms
 
 bench: $(READY) ## read speed through the mount, as ratios; JSON in bench/out (bench/RESULTS.md)
 	@$(PY) -m bench.read_path $(ARGS)
+
+replay: $(READY) ## what fetching ahead is worth: all access patterns x policies, simulated (ARGS="--patterns mds")
+	@$(PY) -m bench.replay $(ARGS)
 
 fuzz: $(READY) ## property tests with fresh seeds and FACTOR times their examples (default 50)
 	@HEADRACE_FUZZ_FACTOR=$${FACTOR:-50} $(PY) -m pytest -p bench.fuzz -q $(ARGS)

@@ -33,6 +33,7 @@ from rich.markup import escape
 from bench.link import LinkShape
 from bench.path import ROOT, Kind, Way, make_way
 from common.errors import HeadraceError, UsageError
+from common.terminal import EXIT_FAILED, EXIT_USAGE
 from common.units import format_address, parse_address
 from spoke.fuse.mountpoint import detach, fusermount, mounts_at
 
@@ -163,7 +164,7 @@ class Lab:
     def mount(self, dataset: str, name: str, *flags: str) -> Spoke:
         """A spoke with a cache and a mountpoint of its own, ``name``. Raises LabError."""
         mountpoint, cache = self.directory / f"mnt-{name}", self.directory / f"cache-{name}"
-        mountpoint.mkdir()
+        mountpoint.mkdir(exist_ok=True)  # a spoke of that name may have been here before: its cache is then found again
         metrics = format_address("127.0.0.1", free_port())
         self._mounts.append(mountpoint)
         self._spoke_command(
@@ -179,6 +180,21 @@ class Lab:
             raise LabError(f"{spoke.mountpoint} is still mounted after umount")
         self._mounts.remove(spoke.mountpoint)
 
+    @property
+    def way(self) -> Way:
+        """The link, once the hub runs."""
+        assert self._way is not None
+        return self._way
+
+    def drop(self, spoke: Spoke) -> None:
+        """Remove the cache of a spoke that is unmounted."""
+        self.drop_directory(spoke.cache)
+
+    def drop_directory(self, path: Path) -> None:
+        """Remove something of the lab's before its end: the disk may be small."""
+        assert path.is_relative_to(self.directory)
+        shutil.rmtree(path, ignore_errors=True)
+
     def run(self, name: str, command: list[str], timeout_s: float) -> None:
         """Run a command to its end, its output in a log of its own. Raises LabError, at once if a daemon ends meanwhile."""
         log = self._log(name)
@@ -192,7 +208,7 @@ class Lab:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = process.wait(timeout=0.2)
                     break
-                self._check_daemons()
+                self.check_daemons()
                 if time.monotonic() > deadline_s:
                     raise LabError(f"{name} did not end within {timeout_s:g} s")
         finally:
@@ -220,7 +236,8 @@ class Lab:
 
     # --- inside --------------------------------------------------------------------------------------------
 
-    def _check_daemons(self) -> None:
+    def check_daemons(self) -> None:
+        """Raises LabError when the hub or a mount that should be there ended by itself."""
         if self._hub is not None and self._hub.poll() is not None:
             raise LabError(f"the hub ended by itself with exit code {self._hub.returncode}")
         for mountpoint in self._mounts:
@@ -269,6 +286,33 @@ class Lab:
             deadline_s = time.monotonic() + 5
             while _marked(self.mark) and time.monotonic() < deadline_s:
                 time.sleep(0.05)
+
+
+def in_lab(console: Console, work: Callable[[Lab], object], *, keep: bool) -> int:
+    """Do ``work`` in a lab of its own; returns the exit code, once what failed, and what the daemons said, is told."""
+    started_s = time.monotonic()
+    with Lab(keep=keep) as lab:
+        try:
+            work(lab)
+        except KeyboardInterrupt:
+            console.print("interrupted; cleaning up")
+            return 130
+        except UsageError as error:
+            console.print(f"[red]error:[/] {escape(str(error))}")
+            return EXIT_USAGE
+        except (HeadraceError, OSError) as error:
+            console.print(f"[red]failed:[/] {escape(str(error))}")
+            console.print(lab.last_words(), markup=False)
+            return EXIT_FAILED
+        except Exception:  # noqa: BLE001 a bug of the bench itself: show it, and what the daemons said
+            console.print_exception()
+            console.print(lab.last_words(), markup=False)
+            return EXIT_FAILED
+        finally:
+            if keep:
+                console.print(f"  kept {lab.directory}")
+    console.print(f"[green]done[/] in {time.monotonic() - started_s:.0f} s; nothing is left mounted or running")
+    return 0
 
 
 class Spoke:

@@ -45,12 +45,13 @@ SETTING_NAMES = frozenset(
             "read_timeout",
         ),
         *("connect_timeout", "links", "identity", "prefetch", "revision", "snapshot", "consistency", "passthrough"),
-        *("allow_other", "uid", "gid", "umask"),
+        *("allow_other", "uid", "gid", "umask", "record", "read_ahead"),
     }
 )
 """Settings of either daemon: one environment may serve both, and the other's are no mistakes."""
 
 # What Kubernetes sets in every pod for a service named headrace or headrace-hub.
+_BETWEEN_OURSELVES = frozenset({"HEADRACE_READY_FD"})  # a spoke in the background tells its starter (spoke/launch)
 _SERVICE_LINK = re.compile(r"(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP)(_.*)?)?)\Z")
 
 
@@ -132,7 +133,7 @@ def _misspelt(model: type[Settings], environ: Mapping[str, str]) -> tuple[str, .
     known = {ENVIRONMENT_PREFIX + name.upper() for name in (*model.model_fields, *SETTING_NAMES)}
     lines = []
     for name in sorted(environ):
-        if not name.startswith(ENVIRONMENT_PREFIX) or name in known or _SERVICE_LINK.match(name):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in known | _BETWEEN_OURSELVES or _SERVICE_LINK.match(name):
             continue
         near = difflib.get_close_matches(name, sorted(known), 1, cutoff=0.75)
         hint = f"did you mean {near[0]}?" if near else "no setting has a name like it"

@@ -18,6 +18,7 @@ from common.metrics import HttpPages, TableCollector
 from common.runtime import cancel_and_wait
 from common.serving.packing import Packer
 from common.serving.server import Server
+from common.systemd import ServiceManager
 from common.units import format_address, parse_address
 from hub.config import HubSettings
 from hub.counts import Counts
@@ -214,6 +215,11 @@ def run_hub(loaded: Loaded[HubSettings], on_ready: Callable[[str], object]) -> N
 
 
 async def _serve(loaded: Loaded[HubSettings], on_ready: Callable[[str], object]) -> None:
+    with ServiceManager() as systemd:
+        await _serve_told(loaded, on_ready, systemd)
+
+
+async def _serve_told(loaded: Loaded[HubSettings], on_ready: Callable[[str], object], systemd: ServiceManager) -> None:
     stop = asyncio.Event()
     runtime.stop_on_signals(stop)
     hub = Hub(loaded)
@@ -225,11 +231,14 @@ async def _serve(loaded: Loaded[HubSettings], on_ready: Callable[[str], object])
         if starting.done():
             starting.result()
             metrics = format_address(*hub.pages.address) if hub.pages.address else "none (port taken)"
-            on_ready(f"listening on {hub.listening}, metrics on {metrics}")
+            line = f"listening on {hub.listening}, metrics on {metrics}"
+            on_ready(line)
+            systemd.ready(line)
             await asyncio.wait([stopped, failed], return_when=asyncio.FIRST_COMPLETED)
             if failed.done():
                 failed.result()
     finally:
+        systemd.stopping()
         await cancel_and_wait(starting, stopped, failed)
         await hub.close()
         log.info("stopped")

@@ -18,13 +18,24 @@ from spoke.metrics import Counts
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.orders import Order
 from spoke.prefetch.planner import Planner, ReadSeen
+from spoke.prefetch.source import FAULT_BYTES
+from spoke.read_ahead import ReadAhead
 from spoke.reads import Handle, ReadResult
 
 
 class Ahead:
-    """Observer of reads and of arrivals. ``planner`` None: only counts (``--no-prefetch``)."""
+    """Observer of reads and of arrivals. ``planner`` None: only counts (``--no-prefetch``).
 
-    def __init__(self, planner: Planner | None, counts: Counts, clock: Callable[[], float]) -> None:
+    ``read_ahead_kib``: the kernel's readahead, None to choose it by what is read.
+    """
+
+    def __init__(
+        self,
+        planner: Planner | None,
+        counts: Counts,
+        clock: Callable[[], float],
+        read_ahead_kib: int | None = FAULT_BYTES // 1024,
+    ) -> None:
         self._planner = planner
         self._counts = counts
         self._clock = clock
@@ -32,6 +43,9 @@ class Ahead:
         self._client: HubClient | None = None
         self.foresee: Callable[[NextUse | None], None] | None = None
         """Told how to ask for the next use of an extent, while orders are followed (for eviction)."""
+        self.read_ahead = ReadAhead(
+            read_ahead_kib, planner.is_foretold if planner is not None else lambda _version: False
+        )
 
     def attach(self, fetcher: Fetcher, client: HubClient) -> None:
         """Both report to us, so they come after us."""
@@ -42,6 +56,7 @@ class Ahead:
 
     def opened(self, handle: Handle, task_id: int) -> None:
         self._counts.opens += 1
+        self.read_ahead.opened(handle)
         if self._planner is not None:
             facts = FileFacts(handle.path, handle.version, handle.size_bytes)
             self._planner.opened(self._clock(), handle.handle_id, facts, task_id)
@@ -56,12 +71,13 @@ class Ahead:
 
     def read(self, handle: Handle, task_id: int, offset_bytes: int, length_bytes: int, result: ReadResult) -> None:
         self._counts.read(length_bytes, result)
+        self.read_ahead.read(handle, offset_bytes, length_bytes)
         planner = self._planner
         if planner is None or (result == "hit" and planner.is_quiet(handle.version, offset_bytes, length_bytes)):
             return
         planner.read(
             self._clock(),
-            ReadSeen(handle.handle_id, task_id, handle.version, offset_bytes, length_bytes, result),
+            ReadSeen(handle.handle_id, task_id, handle.version, offset_bytes, length_bytes, result, handle.fault_bytes),
         )
         self._pump()
 
@@ -94,6 +110,10 @@ class Ahead:
         dropped = self._planner is not None and self._planner.drop_order(name)
         self._orders_changed()
         return dropped
+
+    def order(self, name: str) -> Order | None:
+        """The order followed under this name."""
+        return self._planner.order(name) if self._planner is not None else None
 
     def orders(self) -> list[Mapping[str, Any]]:
         """Facts on each order followed: name, reason, state, lanes with position and length, used and wasted bytes."""

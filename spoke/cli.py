@@ -11,10 +11,8 @@ import typer
 
 from common import __version__
 from common.terminal import EXIT_FAILED, exit_codes, warn
-from spoke import control, plan_cli
+from spoke import plan_cli, warm_cli
 from spoke.asking import ask as _ask
-from spoke.asking import explained as _explained
-from spoke.fuse.mountpoint import locate
 from spoke.places import runtime_dir
 
 app = typer.Typer(
@@ -66,6 +64,9 @@ def mount(
     learn_memory: Annotated[
         str | None, typer.Option(help="The most that remembering may take. [default: 128MiB]")
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write down every open, READ and close in this new file, for bench.replay.")
+    ] = None,
     compression: Annotated[
         bool | None, typer.Option("--compression/--no-compression", help="Take compressed data from the hub.")
     ] = None,
@@ -83,6 +84,9 @@ def mount(
     ] = None,
     passthrough: Annotated[
         bool | None, typer.Option("--passthrough/--no-passthrough", help="Let the kernel read whole files by itself.")
+    ] = None,
+    read_ahead: Annotated[
+        str | None, typer.Option(help="The kernel's readahead in KiB, or auto: by what is read. [default: auto]")
     ] = None,
     allow_other: Annotated[
         bool | None, typer.Option("--allow-other/--no-allow-other", help="Other users may read.")
@@ -115,11 +119,13 @@ def mount(
         "prefetch": prefetch,
         "learn": learn,
         "learn_memory": learn_memory,
+        "record": record,
         "compression": compression,
         "revision": revision,
         "snapshot": snapshot,
         "consistency": consistency,
         "passthrough": passthrough,
+        "read_ahead": read_ahead,
         "allow_other": allow_other,
         "uid": uid,
         "gid": gid,
@@ -172,21 +178,9 @@ def status(
     typer.echo(render(facts))
 
 
-@app.command()
-@exit_codes
-def warm(
-    mountpoint: Mountpoint,
-    paths: Annotated[
-        list[str] | None, typer.Argument(help="Files or directories below the mount. [default: all]")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
-) -> None:
-    """Fetch and verify files ahead of a job; exit 0 only when every block is cached and verified."""
-    from spoke.warm import show_warming
-
-    path = locate(mountpoint)
-    with _explained(path):
-        show_warming(control.socket_path(runtime_dir(), path), path, paths or [""], quiet=quiet)
+app.command()(warm_cli.warm)
+app.command()(warm_cli.pin)
+app.command()(warm_cli.unpin)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from common.config import Address, DatasetName, DurationS, Settings, SizeBytes, checked
-from common.limits import LABEL_MAX_BYTES, LEARN_MEMORY_BYTES
+from common.limits import LABEL_MAX_BYTES, LEARN_MEMORY_BYTES, READAHEAD_MAX_KIB, READAHEAD_MIN_KIB
 from common.units import format_address, parse_address
 
 DEFAULT_HUB_PORT = 7420
@@ -21,6 +21,20 @@ def _hub_address(text: str) -> str:
     return format_address(*parse_address(text, DEFAULT_HUB_PORT))
 
 
+def _read_ahead(text: str) -> str:
+    if text != "auto" and not (
+        text.isascii()
+        and text.isdigit()
+        and READAHEAD_MIN_KIB <= int(text) <= READAHEAD_MAX_KIB
+        and not int(text) % READAHEAD_MIN_KIB
+    ):
+        raise ValueError(
+            f"{text!r} is neither auto nor a number of KiB from {READAHEAD_MIN_KIB} to {READAHEAD_MAX_KIB} in whole pages of "
+            f"{READAHEAD_MIN_KIB}"
+        )
+    return text
+
+
 class SpokeSettings(Settings):
     """Sizes in bytes, durations in seconds.
 
@@ -29,7 +43,8 @@ class SpokeSettings(Settings):
     ``prefetch`` off: fetch only what is read. ``learn`` off: neither record in which order files are read nor follow what was
     recorded; ``learn_memory``: the most that recording takes. ``compression`` off: take raw bytes only.
     ``revision`` or ``snapshot``: show the tree of that one, for ever. ``consistency``: ``lease`` (the hub tells of changes) or
-    ``strict`` (it is asked at each open).
+    ``strict`` (it is asked at each open). ``record``: a file to write down every open, READ and close in (TRACE.md).
+    ``read_ahead``: the kernel's, in KiB, or ``auto``: chosen by what is read.
     """
 
     hub: Annotated[str, checked(_hub_address)]
@@ -45,6 +60,7 @@ class SpokeSettings(Settings):
     prefetch: bool = True
     learn: bool = True
     learn_memory: Annotated[SizeBytes, Field(ge=1 << 20, le=1 << 36)] = LEARN_MEMORY_BYTES
+    record: Path | None = None
     compression: bool = True
     passthrough: bool = True
     allow_other: bool = True
@@ -53,6 +69,7 @@ class SpokeSettings(Settings):
     revision: Annotated[int, Field(ge=0)] | None = None
     snapshot: Annotated[str, Field(max_length=LABEL_MAX_BYTES)] = ""
     consistency: Literal["lease", "strict"] = "lease"
+    read_ahead: Annotated[str, checked(_read_ahead)] = "auto"
     umask: Annotated[int, Field(ge=0, le=0o777)] = 0o022
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
@@ -67,11 +84,22 @@ class SpokeSettings(Settings):
             )
         return self
 
-    @field_validator("cache_dir")
+    @field_validator("cache_dir", "record")
     @classmethod
-    def _absolute(cls, value: Path) -> Path:
+    def _absolute(cls, value: Path | None) -> Path | None:
         """As ``status`` shows it to people in other directories; a link in it is left as it is."""
-        return value.absolute()
+        return value.absolute() if value is not None else None
+
+    @property
+    def read_ahead_kib(self) -> int | None:
+        """None: to be chosen."""
+        return None if self.read_ahead == "auto" else int(self.read_ahead)
+
+    @field_validator("read_ahead", mode="before")
+    @classmethod
+    def _number_or_word(cls, value: object) -> object:
+        """A TOML file may give a number."""
+        return str(value) if type(value) is int else value
 
     @field_validator("umask", mode="before")
     @classmethod

@@ -26,6 +26,7 @@ from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, Us
 from common.log import get_logger
 from common.metrics import HttpPages, TableCollector
 from common.runtime import cancel_and_wait
+from common.systemd import ServiceManager
 from common.units import format_address, parse_address
 from spoke import control
 from spoke.ahead import Ahead
@@ -48,14 +49,17 @@ from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Invalidation
 from spoke.orders.learner import Learner, is_learned_file
 from spoke.orders.shelf import OrderShelf
+from spoke.pins import Pins
 from spoke.places import runtime_dir
 from spoke.plans import Plans
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.planner import Planner
+from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
-from spoke.prefetch.succession import Recorder
+from spoke.prefetch.succession import OrderRecorder
 from spoke.reads import Handle, Reads
-from spoke.warm import Warmer
+from spoke.recorder import Recorder, Recording
+from spoke.warming import Warming
 
 log = get_logger(__name__)
 
@@ -99,26 +103,49 @@ class Spoke:
         self.siblings = Siblings(self.tree)
         # What is fetched ahead must fit beside what is kept: a small cache would evict it before it is read.
         stream_max_bytes = min(limits.PREFETCH_STREAM_MAX_BYTES, store.usage().capacity_bytes // 8)
-        self.recorder = Recorder(settings.learn_memory) if settings.prefetch and settings.learn else None
+        self.order_recorder = OrderRecorder(settings.learn_memory) if settings.prefetch and settings.learn else None
+        windows_max_bytes = min(
+            limits.PREFETCH_WINDOWS_MAX_BYTES, store.usage().capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE
+        )
         self.planner = (
-            Planner(self._next_file, stream_max_bytes=stream_max_bytes, recorder=self.recorder)
+            Planner(
+                self._next_file,
+                stream_max_bytes=stream_max_bytes,
+                windows_max_bytes=windows_max_bytes,
+                recorder=self.order_recorder,
+            )
             if settings.prefetch
             else None
         )
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
-        self.ahead = Ahead(self.planner, self.counts, clock)
+        self.ahead = Ahead(self.planner, self.counts, clock, settings.read_ahead_kib)
         self.plans = Plans(self.tree, self.ahead if self.planner is not None else None, clock)
         self.order_shelf = OrderShelf(
             (settings.cache_dir / "orders").absolute(),
             self.ahead if settings.prefetch else None,
             pass_over=lambda path: not settings.learn and is_learned_file(path),
         )
-        self.learner = Learner(self.recorder, self.order_shelf, self.ahead, settings.dataset)
+        self.learner = Learner(self.order_recorder, self.order_shelf, self.ahead, settings.dataset)
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
         self.ahead.attach(self.fetcher, self.client)
         self.ahead.foresee = store.foresee
         store.on_gone = self.ahead.evicted
-        self.reads = Reads(store, self.fetcher, self.ahead, clock, read_timeout_s=settings.read_timeout)
+        self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
+        observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
+        self.reads = Reads(store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout)
+        self.pins = Pins(
+            settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
+        )
+        self.warming = Warming(
+            mountpoint,
+            self.tree,
+            store,
+            self.fetcher,
+            self.pins,
+            clock,
+            order=self.ahead.order,
+            link_rate=lambda: self.client.rate_bytes_per_s,
+        )
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
         registry = CollectorRegistry()
@@ -130,6 +157,8 @@ class Spoke:
                 "status": self._answer_status,
                 "stop": self._answer_stop,
                 "warm": self._answer_warm,
+                "pin": self._answer_pin,
+                "unpin": self._answer_unpin,
                 "accept": self._answer_accept,
                 "plan": self._answer_plan,
                 "plans": self._answer_plans,
@@ -180,7 +209,10 @@ class Spoke:
         self.fetcher.start()
         self.client.start()
         await self._get_names()
+        await self.pins.load()
         runtime.settle_memory()
+        if self.recorder is not None:
+            self.recorder.open()
         await self.order_shelf.start()
         await self.learner.start()
         await self._mount()
@@ -211,7 +243,11 @@ class Spoke:
         settings = self.loaded.settings
         runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         options = MountOptions(
-            allow_other=settings.allow_other, passthrough=settings.passthrough, cache_dir=settings.cache_dir
+            allow_other=settings.allow_other,
+            passthrough=settings.passthrough,
+            cache_dir=settings.cache_dir,
+            # Less than the default needs no right to write sysfs: the kernel is told when it connects.
+            max_readahead_bytes=min(settings.read_ahead_kib or DEFAULT_KIB, DEFAULT_KIB) * 1024,
         )
         device = self.device = await Device.mount(Path(self.mountpoint), settings.dataset, runtime_dir(), options)
         operations = self.operations = Operations(
@@ -229,6 +265,8 @@ class Spoke:
         )
         self.store.on_whole = operations.became_whole
         await device.serve(operations)
+        if device.read_ahead is not None:
+            self.ahead.read_ahead.mounted(device.read_ahead)
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Until ``stop`` is set, somebody asked to stop, or the mount is gone. Raises if a worker of ours died."""
@@ -259,12 +297,15 @@ class Spoke:
             await self.device.close()
         await self.pages.close()
         await self.learner.close()
+        await self.warming.close()
         await self.fetcher.close()
         await self.client.close()
         await self.follower.close()
         await self.journal.close()
         await self.store.close()
         await self.control.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     async def _keep_house(self) -> None:
         """What is done now and then: tell the hub how we fare, and the cache which versions nobody names any more."""
@@ -290,11 +331,14 @@ class Spoke:
                 }
             )
             self.plans.tend()
-            if self.recorder is not None and self.planner is not None:
-                self.recorder.tend(runtime.now_s(), self.planner.open_handles)
+            if self.order_recorder is not None and self.planner is not None:
+                self.order_recorder.tend(runtime.now_s(), self.planner.open_handles)
+            self.pins.tend()
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
             await self.store.tend()
+            if self.recorder is not None:
+                self.recorder.flush()
 
     # --- between the rooms -------------------------------------------------------------------------------
 
@@ -419,6 +463,8 @@ class Spoke:
                 "wasted_bytes": self.scorecard.wasted_bytes,
                 "outstanding_bytes": self.fetcher.prefetch_outstanding_bytes,
             },
+            "pins": self.pins.facts(),
+            "warm": self.warming.facts(),
             "plans": self.plans.facts(),
             "orders": self.ahead.orders(),
             "learned": self.learner.facts(),
@@ -427,6 +473,7 @@ class Spoke:
                 "reason": passthrough.reason if passthrough is not None else "not mounted",
                 "passthrough_opens": counts.passthrough_opens,
                 "open_files": self.reads.open_handles,
+                "read_ahead": self.ahead.read_ahead.facts(),
             },
             "notes": notes,
             "settings": {
@@ -445,10 +492,17 @@ class Spoke:
         yield {"stopping": True}
 
     async def _answer_warm(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        paths = [bytes.fromhex(path) for path in request.get("paths", [""])]
-        async with contextlib.aclosing(Warmer(self.tree, self.store, self.fetcher).run(paths)) as progress:
+        async with contextlib.aclosing(self.warming.answer(request)) as progress:
             async for facts in progress:
                 yield facts
+
+    async def _answer_pin(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        paths = [bytes.fromhex(path) for path in request.get("paths", [])]
+        yield await self.pins.pin(paths) if paths else self.pins.facts()
+
+    async def _answer_unpin(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        paths = request.get("paths")
+        yield await self.pins.unpin(None if paths is None else [bytes.fromhex(path) for path in paths])
 
     async def _answer_plan(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield self.plans.request(request.get("message"))
@@ -507,6 +561,13 @@ def run_spoke(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable
 
 
 async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
+    with ServiceManager() as systemd:
+        await _serve_told(mountpoint, loaded, on_ready, systemd)
+
+
+async def _serve_told(
+    mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object], systemd: ServiceManager
+) -> None:
     stop = asyncio.Event()
     runtime.stop_on_signals(stop)
     starting = asyncio.create_task(Spoke.start(mountpoint, loaded), name="start")
@@ -518,9 +579,12 @@ async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Calla
     await cancel_and_wait(stopped)
     spoke = starting.result()
     try:
-        on_ready(f"mounted {loaded.settings.dataset} on {mountpoint}")
+        line = f"mounted {loaded.settings.dataset} on {mountpoint}"
+        on_ready(line)
+        systemd.ready(line)
         log.info("mounted", mountpoint=mountpoint, dataset=loaded.settings.dataset, hub=loaded.settings.hub)
         await spoke.wait(stop)
     finally:
+        systemd.stopping()
         await spoke.close()
         log.info("unmounted", mountpoint=mountpoint)

@@ -19,6 +19,7 @@ from spoke.cache.store import BlocksMissing, Store
 from spoke.fetcher import Fetcher
 from spoke.hub_client.single_flight import Want
 from spoke.namespace.tree import Node
+from spoke.prefetch.source import FAULT_BYTES
 
 log = get_logger(__name__)
 
@@ -35,6 +36,8 @@ class Handle:
     version: bytes
     size_bytes: int
     borrowed: bool = False
+    fault_bytes: int = FAULT_BYTES
+    """What a page fault moves: the kernel's readahead when it was opened."""
     gave_up: tuple[tuple[float, BlockRange], ...] = ()
     """When reads of which blocks ran into the read timeout a moment ago."""
 

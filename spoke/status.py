@@ -12,6 +12,7 @@ def render(facts: Mapping[str, Any]) -> str:
     """Facts as :meth:`spoke.daemon.Spoke.status` gives them, to some twenty lines."""
     hub, names, cache = facts["hub"], facts["names"], facts["cache"]
     reads, prefetch, path = facts["reads"], facts["prefetch"], facts["data_path"]
+    ahead = path["read_ahead"]
     rtt = "?" if hub["rtt_s"] is None else f"{hub['rtt_s'] * 1000:.1f} ms"
     stale = "never heard" if names["staleness_s"] is None else f"{names['staleness_s']:.1f} s ago"
     total_reads = reads["hit"] + reads["late"] + reads["miss"]
@@ -32,8 +33,22 @@ def render(facts: Mapping[str, Any]) -> str:
         f"  prefetch   {format_size(prefetch['asked_bytes'])} asked, {format_size(prefetch['used_bytes'])} used, "
         f"{format_size(prefetch['wasted_bytes'])} wasted, {format_size(prefetch['outstanding_bytes'])} on the way",
         f"  learned    {_learned(facts['learned'])}",
+        f"  readahead  {ahead['kib']} KiB for files opened now ({ahead['reason']})"
+        + (f"; {ahead['wished_kib']} KiB would be better, but {ahead['failure']}" if ahead["failure"] else ""),
         f"  WAN        {format_size(hub['received_bytes'])} received",
     ]
+    pins = facts["pins"]
+    if pins["path_count"] or pins["failure"]:
+        left = f", {pins['left_out_files']} files fit no more" if pins["left_out_files"] else ""
+        lines.append(
+            f"  pins       {pins['path_count']} paths, {pins['files']} files, {format_size(pins['bytes'])} of at most "
+            f"{format_size(pins['most_bytes'])}{left}" + (f"; {pins['failure']}" if pins["failure"] else "")
+        )
+    lines.extend(
+        f"  warm       {job['what']}: {job['state']}, {format_size(job['verified_bytes'])} of {format_size(job['total_bytes'])}"
+        + (f": {job['error']}" if job["error"] else "")
+        for job in facts["warm"]
+    )
     if names["suspicious"]:
         lines.append(f"  SUSPICIOUS {names['suspicious']}; if it is real: headrace-spoke accept {facts['mountpoint']}")
     lines.extend(f"  NOTE       {note}" for note in facts["notes"])

@@ -85,12 +85,19 @@ class File:
 
 
 def disk_usage(cache: Path) -> int:
-    """What ``du`` says of the versions."""
+    """What ``du`` says of the versions; what a thread of the store deletes during the walk counts nothing."""
+
+    def occupied(path: str) -> int:
+        try:
+            return os.stat(path).st_blocks * 512
+        except FileNotFoundError:
+            return 0
+
     total = 0
     for folder, _, names in os.walk(cache / "versions"):
         if folder != str(cache / "versions"):
-            total += os.stat(folder).st_blocks * 512
-        total += sum(os.stat(os.path.join(folder, name)).st_blocks * 512 for name in names)
+            total += occupied(folder)
+        total += sum(occupied(os.path.join(folder, name)) for name in names)
     return total
 
 

@@ -14,7 +14,7 @@ from spoke.orders.growing import GrowingOrder
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.orders import Reason, Step
 from spoke.prefetch.planner import Planner
-from spoke.prefetch.succession import Recorder, Recording
+from spoke.prefetch.succession import OrderRecorder, Recording
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Learning:
         self, files: list[FileFacts], *, faults: bool = False, delay: int = 16, stream_max_bytes: int = 8 << 20,
         memory_bytes: int = 64 << 20, cache_share: float = 0.25,
     ) -> None:  # fmt: skip
-        self.recorder = Recorder(memory_bytes)
+        self.recorder = OrderRecorder(memory_bytes)
         self.recorder.on_end = self._ended
         self.planner = Planner(recorder=self.recorder, stream_max_bytes=stream_max_bytes)
         self.planner.link(0.06, 125e6)

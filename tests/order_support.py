@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Literal
 
 from common.blocks import BLOCK_BYTES, count_blocks
 from spoke.orders.growing import GrowingOrder
@@ -78,6 +79,7 @@ class Job:
     planner: Planner
     files: Sequence[FileFacts]
     faults: bool = False
+    fault_bytes: int = FAULT
     delay_reads: int = 0
     keep: bool = True
     read_s: float = 0.001
@@ -109,12 +111,13 @@ class Job:
         if not self.faults:
             self.read(step.file, page_bytes, min(-(-end_bytes // 4096) * 4096, size_bytes) - page_bytes)
             return
-        start_bytes = max(0, page_bytes - FAULT // 2)
-        self.read(step.file, start_bytes, min(FAULT, size_bytes - start_bytes))
-        while start_bytes + FAULT < end_bytes:
-            start_bytes += FAULT
-            self.read(step.file, start_bytes, min(FAULT // 2, size_bytes - start_bytes))
-            start_bytes -= FAULT // 2  # the next fault is centred: half of what it asks for is there
+        fault_bytes = self.fault_bytes
+        start_bytes = max(0, page_bytes - fault_bytes // 2)
+        self.read(step.file, start_bytes, min(fault_bytes, size_bytes - start_bytes))
+        while start_bytes + fault_bytes < end_bytes:
+            start_bytes += fault_bytes
+            self.read(step.file, start_bytes, min(fault_bytes // 2, size_bytes - start_bytes))
+            start_bytes -= fault_bytes // 2  # the next fault is centred: half of what it asks for is there
 
     def read(self, file: int, start_bytes: int, length_bytes: int) -> None:
         self.reads += 1
@@ -133,7 +136,8 @@ class Job:
         self.used[version][span] = b"\1" * len(have[span])
         if hit and self.planner.is_quiet(version, start_bytes, length_bytes):
             return
-        self.planner.read(self.now_s, ReadSeen(file, 1, version, start_bytes, length_bytes, "hit" if hit else "miss"))
+        result: Literal["hit", "miss"] = "hit" if hit else "miss"
+        self.planner.read(self.now_s, ReadSeen(file, 1, version, start_bytes, length_bytes, result, self.fault_bytes))
         self.pump()
 
     def hits(self, start: int = 0, end: int | None = None) -> float:

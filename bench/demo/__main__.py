@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bench.demo import dataset, report
 from bench.demo.summary import Sweep, difference
-from bench.lab import Lab, LabError, Metrics, Spoke, ready
+from bench.lab import Lab, LabError, Metrics, Spoke, in_lab, ready
 from bench.link import LinkShape
 from bench.path import ROOT, describe
-from common.errors import HeadraceError, UsageError
-from common.terminal import EXIT_FAILED, EXIT_USAGE
+from common.errors import UsageError
+from common.terminal import EXIT_USAGE
 from common.units import parse_duration, parse_rate, parse_size
 
 DATASET = "text"
@@ -203,29 +202,7 @@ def main() -> int:
     arguments = ready(console, parse)
     if arguments is None:
         return EXIT_USAGE
-    started_s = time.monotonic()
-    with Lab(keep=arguments.keep) as lab:
-        try:
-            Demo(arguments, console, lab, arguments.out).run()
-        except KeyboardInterrupt:
-            console.print("interrupted; cleaning up")
-            return 130
-        except UsageError as error:
-            console.print(f"[red]error:[/] {escape(str(error))}")
-            return EXIT_USAGE
-        except (HeadraceError, OSError) as error:
-            console.print(f"[red]failed:[/] {escape(str(error))}")
-            console.print(lab.last_words(), markup=False)
-            return EXIT_FAILED
-        except Exception:  # noqa: BLE001 a bug of the demonstration itself: show it, and what the daemons said
-            console.print_exception()
-            console.print(lab.last_words(), markup=False)
-            return EXIT_FAILED
-        finally:
-            if arguments.keep:
-                console.print(f"  kept {lab.directory}")
-    console.print(f"[green]done[/] in {time.monotonic() - started_s:.0f} s; nothing is left mounted or running")
-    return 0
+    return in_lab(console, lambda lab: Demo(arguments, console, lab, arguments.out).run(), keep=arguments.keep)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import asyncio
 import errno
 from collections.abc import Callable
 
-from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce, count_blocks
+from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce
 from common.errors import HeadraceError
 from common.limits import CACHE_READ_ATTEMPTS, CACHE_VERIFY_SLICE_BYTES
 from common.log import get_logger
@@ -137,15 +137,15 @@ class BlockReader:
         else:
             self._shelf.free(file, [blocks])
 
-    async def verify(self, version: bytes, size_bytes: int) -> bool:
+    async def verify(self, version: bytes, size_bytes: int, blocks: BlockRange) -> bool:
         """Check what is unverified, a slice at a time; see Store.verify."""
         slice_blocks = CACHE_VERIFY_SLICE_BYTES // BLOCK_BYTES
-        position = 0
+        position = blocks.first_block
         while (file := self._shelf.find(version, size_bytes)) is not None:
-            rest = BlockRange(position, count_blocks(size_bytes) - position)
+            rest = BlockRange(position, blocks.end_block - position)
             unverified = loaded(file).unverified(rest) if rest.block_count else []
             if not unverified:
-                return loaded(file).is_verified
+                return loaded(file).covers(blocks.first_block, blocks.end_block)
             found = BlockRange(unverified[0].first_block, min(slice_blocks, unverified[0].block_count))
             span = (found.first_block * BLOCK_BYTES, byte_length(found, size_bytes))
             position = found.end_block

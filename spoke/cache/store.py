@@ -277,11 +277,15 @@ class Store:
         else:
             self._policy.touch(file.extents, extents.start, extents.stop, min(length_bytes, size_bytes - offset_bytes))
 
-    async def verify(self, version: bytes, size_bytes: int) -> bool:
-        """Check every block not yet checked, slice by slice in a read thread; True when the file is whole and verified."""
-        if size_bytes == 0:
+    async def verify(self, version: bytes, size_bytes: int, blocks: BlockRange | None = None) -> bool:
+        """Check every block not yet checked, slice by slice in a read thread; True when all are here and verified.
+
+        ``blocks``: of these only; default the whole file.
+        """
+        blocks = whole_file(size_bytes) if blocks is None else blocks
+        if blocks.block_count == 0:
             return True
-        return not self._closed and await self._reader.verify(version, size_bytes)
+        return not self._closed and await self._reader.verify(version, size_bytes, blocks)
 
     # --- writing -----------------------------------------------------------------------------------------
 

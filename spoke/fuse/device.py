@@ -26,6 +26,7 @@ from spoke.fuse.kernel import Negotiated, Opcode
 from spoke.fuse.notifier import Notifier
 from spoke.fuse.operations import Bytes, Handler
 from spoke.fuse.passthrough import DeviceBacking, Passthrough, open_probe_file, why_not
+from spoke.fuse.readahead import KernelReadAhead
 
 log = get_logger(__name__)
 
@@ -128,6 +129,11 @@ class Device:
     def path(self) -> str | None:
         """The resolved mountpoint, if we mounted it."""
         return self._mounted.path if self._mounted is not None else None
+
+    @property
+    def read_ahead(self) -> KernelReadAhead | None:
+        """The kernel's readahead for this mount, if we mounted it."""
+        return KernelReadAhead(self._mounted.minor) if self._mounted is not None else None
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -252,6 +252,7 @@ class HubClient:
                 links=len(busy),
                 outstanding_bytes=outstanding_bytes,
                 rtt_s=rtt_s,
+                link_age_s=now_s - (link.dialled_s or now_s),
             ):
                 link.close(HubUnreachable("it lags far behind the other links"))
 
@@ -319,7 +320,8 @@ class HubClient:
     def spread(self, blocks: BlockRange) -> list[BlockRange]:
         """The parts in which to ask for what a reader waits for: small ones while the connections are young, and each
         brings little in its first round trip; then all at once."""
-        young = any(link.received_bytes < limits.LINK_YOUNG_BYTES for link in self._links)
+        bulk = [link.received_bytes for link in self._links if link.role == "bulk"]
+        young = sum(bulk) < limits.LINK_YOUNG_BYTES * len(bulk)
         return split(blocks, limits.LINK_YOUNG_PIECE_BLOCKS) if young else [blocks]
 
     def promote(self, request: Request, deadline_s: float | None) -> None:
@@ -368,8 +370,8 @@ class HubClient:
         if request.priority is Priority.DEMAND:
             return min(open_links, key=lambda link: (link.outstanding_bytes, link.role != "control"))
         bulk = [link for link in open_links if link.role == "bulk"] or open_links
-        link = min(bulk, key=lambda found: found.outstanding_bytes)
-        return link if link.outstanding_bytes < limits.LINK_MAX_OUTSTANDING_BYTES else None
+        roomy = [link for link in bulk if link.outstanding_bytes < sizing.most_outstanding_bytes(link.received_bytes)]
+        return min(roomy, key=lambda link: link.outstanding_bytes, default=None)
 
     def _send_read(self, link: Link, request: Request) -> None:
         request.link = link

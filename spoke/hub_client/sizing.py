@@ -34,6 +34,19 @@ LAG_SHARE = 0.25
 """A connection lags when its oldest READ is older than so many times what READs take on all of them, and two seconds, and
 it moves less than this part of its even share."""
 
+LAG_AGE_ROUND_TRIPS = 12
+"""A connection younger than this many round trips (and two seconds) is still growing its window: it may be slower than the others."""
+
+YOUNG_GROWTH = 2
+"""A connection is asked for at most so many times what it has brought (and LINK_YOUNG_BYTES): its window may grow to that in a
+round trip."""
+
+
+def most_outstanding_bytes(received_bytes: int) -> int:
+    """What may be asked for on a connection: more would wait behind its slow start while others could bring it."""
+    grown_bytes = max(limits.LINK_YOUNG_BYTES, YOUNG_GROWTH * received_bytes)
+    return min(grown_bytes, limits.LINK_MAX_OUTSTANDING_BYTES)
+
 
 def receive_buffer_bytes(sysctl: Path = Path("/proc/sys/net/ipv4/tcp_rmem")) -> int:
     """The most one connection's receive buffer grows to by itself. Where that cannot be read: a stock kernel's."""
@@ -68,8 +81,11 @@ def lags(
     links: int,
     outstanding_bytes: int,
     rtt_s: float,
+    link_age_s: float,
 ) -> bool:
     """``age_s``: of the connection's oldest READ; rates: of it and of all; ``outstanding_bytes``: of all."""
+    if link_age_s < LAG_AGE_ROUND_TRIPS * rtt_s + LAG_MIN_S:
+        return False
     if links < 2 or all_rate_bytes_per_s <= 0 or rate_bytes_per_s >= LAG_SHARE * all_rate_bytes_per_s / links:
         return False
     usual_s = outstanding_bytes / all_rate_bytes_per_s + rtt_s

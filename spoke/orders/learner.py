@@ -22,7 +22,7 @@ from common.log import get_logger
 from spoke.orders.shelf import OrderShelf
 from spoke.orders.writer import OrderWriter
 from spoke.prefetch.orders import Reason
-from spoke.prefetch.succession import Recorder, Recording
+from spoke.prefetch.succession import OrderRecorder, Recording
 
 log = get_logger(__name__)
 
@@ -46,7 +46,7 @@ def is_learned_file(path: Path) -> bool:
 class Learner:
     """Start it after the shelf. ``recorder`` None: nothing is learned, what lies on the shelf can still be reset."""
 
-    def __init__(self, recorder: Recorder | None, shelf: OrderShelf, knows: Knows, dataset: str) -> None:
+    def __init__(self, recorder: OrderRecorder | None, shelf: OrderShelf, knows: Knows, dataset: str) -> None:
         self._recorder = recorder
         self._shelf = shelf
         self._knows = knows

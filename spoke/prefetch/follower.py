@@ -20,16 +20,15 @@ from spoke.prefetch.cursor import PIECE_BYTES, PIECE_SHIFT, Cursor, Item, Marks,
 from spoke.prefetch.gate import Gate
 from spoke.prefetch.lockon import Candidate, Found, Votes
 from spoke.prefetch.orders import Order, Reason
+from spoke.prefetch.source import FAULT_BYTES
 
 NEVER = 1 << 40
 """Steps until the next use of what an order will not use again."""
 
-FAULT_BYTES = 128 * 1024
-"""A random page fault arrives as a READ of so many bytes, the page wanted in its middle."""
-
-_HALF = FAULT_BYTES // 2
 _PAGE = 4096
-_ITEM_MAX_BYTES = PIECE_BYTES + 2 * FAULT_BYTES
+_ITEM_MAX_BYTES = (
+    PIECE_BYTES + 2 * FAULT_BYTES
+)  # more only with the largest readahead: an item then passes the budget once
 _FILE_SHIFT = 40
 _SHARE_FADE = 1 / 64
 _TOGETHER_STEPS = 32
@@ -81,6 +80,8 @@ class Follower:
         self._total_steps = 0
         self._fault_votes = 0
         self._fault_by_file: dict[int, int] = {}
+        self._fault_bytes = FAULT_BYTES
+        self._fault_bytes_by_file: dict[int, int] = {}
         self._files: dict[int, FileFacts] = {}
         self._numbers: dict[bytes, int | None] = {}
 
@@ -121,13 +122,19 @@ class Follower:
         late: bool,
         latency_s: float,
         cap_bytes: int,
+        fault_bytes: int = FAULT_BYTES,
     ) -> int | None:
-        """Learn from a READ. None: the order does not explain it. Else the offset up to which further reads change nothing."""
+        """Learn from a READ of a handle whose faults move ``fault_bytes``.
+
+        None: the order does not explain it. Else the offset up to which further reads change nothing.
+        """
         file = self.number_of(version)
         if file is None or length_bytes <= 0:
             return None
         self._reads += 1
         self._cap_bytes = cap_bytes
+        if fault_bytes != self._fault_bytes or self._fault_bytes_by_file:
+            self._learn_fault_size(file, fault_bytes)
         end_bytes = start_bytes + length_bytes
         seed = self._match(file, start_bytes, end_bytes)
         self.share += ((seed is not None) - self.share) * _SHARE_FADE
@@ -211,7 +218,7 @@ class Follower:
         file = self.number_of(version) if cursors and self.gate.is_open else None
         if file is None:
             return None
-        around_bytes = _HALF if self._faults(file) else 0
+        around_bytes = self._fault_size(file) // 2 if self._faults(file) else 0
         start_bytes = max(0, extent_index * EXTENT_BYTES - around_bytes)
         end_bytes = (extent_index + 1) * EXTENT_BYTES + around_bytes
         best = NEVER
@@ -277,7 +284,8 @@ class Follower:
         if not hits:
             return None
         length_bytes = end_bytes - start_bytes
-        anchor_bytes = start_bytes + _HALF if length_bytes == FAULT_BYTES else -1
+        fault_bytes = self._fault_size(file)
+        anchor_bytes = start_bytes + fault_bytes // 2 if length_bytes == fault_bytes else -1
         seed: Item | None = None
         best = (2, NEVER)
         for item in hits:
@@ -292,14 +300,14 @@ class Follower:
                 seed, best = item, rank
         assert seed is not None
         faults = self._faults(file)
-        if best[0] and not self._goes_on(seed, start_bytes, end_bytes, faults=faults):
+        if best[0] and not self._goes_on(seed, start_bytes, end_bytes, is_fault=faults and length_bytes == fault_bytes):
             self._cover(hits, start_bytes, end_bytes, None)
             return None  # somebody else's read that touches a prediction by chance
         if not best[0]:
             page_bytes = seed.start_bytes & ~4095
             if page_bytes == anchor_bytes:
                 self._learn_shape(file, 1)
-            elif page_bytes == start_bytes and (start_bytes or length_bytes != FAULT_BYTES):
+            elif page_bytes == start_bytes and (start_bytes or length_bytes != fault_bytes):
                 self._learn_shape(file, -1)
         if seed.state is not State.READ:
             self._consume(seed)
@@ -308,10 +316,10 @@ class Follower:
         return seed
 
     @staticmethod
-    def _goes_on(item: Item, start_bytes: int, end_bytes: int, *, faults: bool) -> bool:
+    def _goes_on(item: Item, start_bytes: int, end_bytes: int, *, is_fault: bool) -> bool:
         """Whether a READ that does not begin with a prediction still follows it: within a step, or readahead over several."""
         cursor = item.cursor
-        if faults and end_bytes - start_bytes == FAULT_BYTES:
+        if is_fault:
             return False
         if item.position == cursor.front:
             return True
@@ -396,8 +404,9 @@ class Follower:
             Candidate(lane, position, fault=False)
             for lane, position in order.find(file, start_bytes, start_bytes + _PAGE, most)
         ]
-        if length_bytes == FAULT_BYTES and start_bytes % FAULT_BYTES:
-            anchor_bytes = start_bytes + _HALF
+        fault_bytes = self._fault_size(file)
+        if length_bytes == fault_bytes and start_bytes % fault_bytes:
+            anchor_bytes = start_bytes + fault_bytes // 2
             known = {(lane, position) for lane, position, _ in candidates}
             candidates += [
                 Candidate(lane, position, fault=True)
@@ -550,10 +559,12 @@ class Follower:
         size_bytes = self._facts_of(item.file).size_bytes
         page_bytes = item.start_bytes & ~4095
         if self._faults(item.file):
+            fault_bytes = self._fault_size(item.file)
+            half = fault_bytes // 2
             last_bytes = item.end_bytes - 1
-            end_bytes = page_bytes + _HALF * (1 + (last_bytes - page_bytes) // _HALF)
-            page_bytes = max(0, page_bytes - _HALF)
-            end_bytes = max(end_bytes, page_bytes + FAULT_BYTES)
+            end_bytes = page_bytes + half * (1 + (last_bytes - page_bytes) // half)
+            page_bytes = max(0, page_bytes - half)
+            end_bytes = max(end_bytes, page_bytes + fault_bytes)
         else:
             end_bytes = item.end_bytes
         end_bytes = max(page_bytes, min(end_bytes, size_bytes))
@@ -608,6 +619,16 @@ class Follower:
 
     def _faults(self, file: int) -> bool:
         return (self._fault_by_file.get(file, 0) or self._fault_votes) > 0
+
+    def _fault_size(self, file: int) -> int:
+        """What a fault moves there: the kernel's readahead when the file was opened; of files not read yet, the latest seen."""
+        return self._fault_bytes_by_file.get(file, self._fault_bytes)
+
+    def _learn_fault_size(self, file: int, fault_bytes: int) -> None:
+        if self._fault_size(file) != fault_bytes or file not in self._fault_bytes_by_file:
+            self._make_room(self._fault_bytes_by_file)
+            self._fault_bytes_by_file[file] = fault_bytes
+        self._fault_bytes = fault_bytes
 
     def _facts_of(self, file: int) -> FileFacts:
         facts = self._files.get(file)

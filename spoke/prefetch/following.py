@@ -17,12 +17,14 @@ from spoke.prefetch.window import Latency
 
 
 class Following:
-    """A :class:`~spoke.prefetch.source.Source`. ``stream_max_bytes``: how far one place in an order may run ahead."""
+    """A :class:`~spoke.prefetch.source.Source`. ``stream_max_bytes``: how far one place in an order may run ahead, ``windows_max_bytes``:
+    all together."""
 
-    def __init__(self, ledger: Ledger, latency: Latency, *, stream_max_bytes: int) -> None:
+    def __init__(self, ledger: Ledger, latency: Latency, *, stream_max_bytes: int, windows_max_bytes: int) -> None:
         self._ledger = ledger
         self._latency = latency
         self._stream_max_bytes = stream_max_bytes
+        self._windows_max_bytes = windows_max_bytes
         self._followers: OrderedDict[str, Follower] = OrderedDict()
         self._by_id: dict[int, Follower] = {}
         self._ids: dict[str, int] = {}
@@ -58,6 +60,11 @@ class Following:
         if follower is not None:
             follower.asked(fetch.blocks.block_count * BLOCK_BYTES, asked_bytes)
 
+    def order(self, name: str) -> Order | None:
+        """The order followed under this name."""
+        follower = self._followers.get(name)
+        return follower.order if follower is not None else None
+
     def facts(self) -> list[Mapping[str, Any]]:
         return [follower.facts() for follower in self._followers.values()]
 
@@ -82,7 +89,7 @@ class Following:
 
     def read(self, now_s: float, seen: ReadSeen, *, other_streams: int) -> int | None:
         """None: no order explains it. Else the offset up to which further reads change nothing (or 0)."""
-        share_bytes = limits.PREFETCH_WINDOWS_MAX_BYTES // (self.active_count + other_streams + 1)
+        share_bytes = self._windows_max_bytes // (self.active_count + other_streams + 1)
         cap_bytes = max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes))
         late, latency_s = seen.result != "hit", self._latency.latency_s
         explained: int | None = None
@@ -95,6 +102,7 @@ class Following:
                 late=late,
                 latency_s=latency_s,
                 cap_bytes=cap_bytes,
+                fault_bytes=seen.fault_bytes,
             )
             if found is not None:
                 explained = found if explained is None else min(explained, found)

@@ -1,4 +1,4 @@
-"""Guesses what is read next: sequential streams within a file, small files taken whole, files in directory order. Pure.
+"""Guesses what is read next: streams and strides within a file, small files taken whole, files in directory order. Pure.
 
 A stream gets a window that grows while its reads are late. What goes unread is charged to the source that guessed it, and who
 wastes too much must show longer runs first.
@@ -6,89 +6,53 @@ wastes too much must show longer runs first.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import NamedTuple
+from collections import OrderedDict, deque
+from collections.abc import Mapping
 
 from common import limits
-from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange, count_blocks
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
 from spoke.prefetch.chains import Chain, Chains, FileFacts, NextFile
 from spoke.prefetch.gate import Trust
+from spoke.prefetch.known_file import WHOLE_EXTENTS_FROM_BYTES, Job, KnownFile, first_bytes, reason_of, window_end
 from spoke.prefetch.scorecard import Ledger, Reason
 from spoke.prefetch.source import Fetch, ReadSeen
-from spoke.prefetch.streams import Join, Run, RunTable
+from spoke.prefetch.streams import Join, Run
+from spoke.prefetch.strides import Stride
 from spoke.prefetch.window import Latency, Window
 
-_WHOLE_EXTENTS_FROM_BYTES = EXTENT_BYTES * 3 // 2
-_REASONS = (Reason.SEQUENTIAL, Reason.SMALL_FILE, Reason.NEXT_FILE)
-
-
-class _File:
-    """What is known of one version: its runs and whether they pay.
-
-    ``whole``: the plan of one that is fetched as a whole. ``following``: beginnings of the files after it, anticipated.
-    """
-
-    __slots__ = ("block_count", "chain", "facts", "following", "paused_until_s", "runs", "trust", "whole",
-                 "whole_reason")  # fmt: skip
-
-    def __init__(self, facts: FileFacts) -> None:
-        self.facts = facts
-        self.block_count = count_blocks(facts.size_bytes)
-        self.runs = RunTable(self.block_count)
-        self.trust = Trust()
-        self.paused_until_s = 0.0
-        self.chain: Chain | None = None
-        self.whole: Run | None = None
-        self.whole_reason = Reason.SMALL_FILE
-        self.following: list[_Job] = []
-
-
-class _Job(NamedTuple):
-    """Room to fill: a file's blocks up to the end its stream's window allows."""
-
-    file: _File
-    run: Run
-    reason: Reason
-
-
-def _window_end(file: _File, next_block: int, window_bytes: int) -> int:
-    """Where a window ends: with the file, or (unless it is small) with a whole extent, so that none is fetched in pieces."""
-    end_block = next_block + window_bytes // BLOCK_BYTES
-    if end_block >= file.block_count:
-        return file.block_count
-    return end_block - end_block % EXTENT_BLOCKS if window_bytes >= _WHOLE_EXTENTS_FROM_BYTES else end_block
-
-
-def _first_bytes(file: _File) -> int:
-    """What the first read of a file from its first byte on is answered with: little beside the file, in case it was only a look."""
-    return min(limits.PREFETCH_FIRST_BYTES, file.facts.size_bytes // limits.PREFETCH_FIRST_SHARE)
-
-
-def _reason_of(run: Run) -> Reason:
-    """A stream that was anticipated and never read is its directory order's mistake."""
-    return Reason.NEXT_FILE if run.next_block == 0 else Reason.SEQUENTIAL
+_REASONS = (Reason.SEQUENTIAL, Reason.STRIDED, Reason.SMALL_FILE, Reason.NEXT_FILE)
+_NO_STREAM = 0  # streams count up from it, orders down
 
 
 class Guesses:
-    """A :class:`~spoke.prefetch.source.Source`. ``small_file_bytes``, ``stream_max_bytes``: as the planner's."""
+    """A :class:`~spoke.prefetch.source.Source`. ``small_file_bytes``, ``stream_max_bytes``, ``windows_max_bytes``: as the planner's."""
 
     def __init__(
-        self, next_file: NextFile, ledger: Ledger, latency: Latency, *, small_file_bytes: int, stream_max_bytes: int
+        self,
+        next_file: NextFile,
+        ledger: Ledger,
+        latency: Latency,
+        *,
+        small_file_bytes: int,
+        stream_max_bytes: int,
+        windows_max_bytes: int,
     ) -> None:
         self._small_file_bytes = small_file_bytes
         self._stream_max_bytes = stream_max_bytes
+        self._windows_max_bytes = windows_max_bytes
+        self._scattered: deque[tuple[KnownFile, Stride, BlockRange]] = deque()
         self._chains = Chains(next_file)
         self._ledger = ledger
         self._latency = latency
         self._trusts = {reason: Trust() for reason in _REASONS}
-        self._files: OrderedDict[bytes, _File] = OrderedDict()
+        self._files: OrderedDict[bytes, KnownFile] = OrderedDict()
         self._active: OrderedDict[int, Run] = OrderedDict()
-        self._jobs: OrderedDict[int, _Job] = OrderedDict()
+        self._jobs: OrderedDict[int, Job] = OrderedDict()
         self._next_id = 1
 
     @property
     def has_plans(self) -> bool:
-        return bool(self._jobs)
+        return bool(self._jobs or self._scattered)
 
     @property
     def active_count(self) -> int:
@@ -112,10 +76,23 @@ class Guesses:
         if file is not None:
             file.paused_until_s = now_s + limits.PREFETCH_FAILURE_PAUSE_S
 
+    def evicted(self, version: bytes, blocks: BlockRange, wasted: Mapping[Reason, int]) -> None:
+        """Blocks were evicted; ``wasted``: bytes of them that nobody had read, by what they were fetched for."""
+        file = self._files.get(version)
+        guessed_bytes = 0
+        for reason, trust in self._trusts.items():
+            wasted_bytes = wasted.get(reason, 0)
+            if wasted_bytes:
+                trust.wasted(wasted_bytes)
+                guessed_bytes += wasted_bytes
+        if file is not None and guessed_bytes:
+            file.trust.wasted(guessed_bytes)
+            file.runs.lost(blocks)
+
     def read(self, now_s: float, seen: ReadSeen, facts: FileFacts, blocks: BlockRange, *, foretold: bool) -> int:
         """Learn from a READ of these blocks (not none) of a file. Returns the block up to which further reads change nothing, or 0.
 
-        ``foretold``: an order knows what is read of this file, so only a long run is a stream, and nothing is fetched whole.
+        ``foretold``: an order knows what is read of this file, so only a long run is a stream, and nothing else is guessed at.
         """
         late = seen.result != "hit"
         file = self._file_of(now_s, facts, late=late, foretold=foretold)
@@ -130,24 +107,30 @@ class Guesses:
         run, join = file.runs.observe(start_block, end_block, now_s, self._new_id())
         if file.runs.dropped:
             self._settle(file)
+        if (join is Join.NEW or join is Join.EARLIER) and not foretold:
+            self._stride(now_s, file, start_block, end_block, run.downward_reads, late=late)
+        trusted = file.trust.earned and self._trusts[Reason.SEQUENTIAL].earned
         if run.window is None:
-            trusted = file.trust.earned and self._trusts[Reason.SEQUENTIAL].earned and not foretold
-            if not file.runs.is_stream(run, start_block, end_block, trusted=trusted):
+            if not file.runs.is_stream(run, start_block, end_block, trusted=trusted and not foretold):
                 return 0
-            first_bytes = _first_bytes(file) if start_block == 0 else 0
-            file.runs.promote(run, end_block - start_block, Window(now_s, first_bytes))
+            look_bytes = first_bytes(file) if start_block == 0 else 0
+            for continued in file.runs.promote(run, end_block - start_block, Window(now_s, look_bytes)):
+                self._active.pop(continued.stream_id, None)  # or it would take a share for PREFETCH_ACTIVE_S more
             self._settle(file)
+        elif not trusted and not file.runs.is_believed(run, start_block, end_block):
+            return 0
         elif seen.result == "miss" and run.planned_block > run.next_block and join is Join.JOINED:
             run.planned_block = run.next_block  # what was planned here is gone, or never came
         if run.charged_blocks:
-            self._refund(file, run, _reason_of(run))
+            self._refund(file, run, reason_of(run))
         quiet_block = self._widen(now_s, file, run, read_bytes if join is not Join.ECHO else 0, late=late)
         return quiet_block if quiet_block > end_block and run.next_block == end_block else 0
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What to fetch now, round the streams with room an extent at a time."""
-        fetches: list[Fetch] = []
-        paused: list[tuple[int, _Job]] = []
+        fetches = self._plan_scattered(now_s, budget_bytes)
+        budget_bytes -= sum(fetch.blocks.block_count for fetch in fetches) * BLOCK_BYTES
+        paused: list[tuple[int, Job]] = []
         jobs = self._jobs
         while jobs and budget_bytes >= BLOCK_BYTES:
             stream_id, job = jobs.popitem(last=False)
@@ -158,7 +141,7 @@ class Guesses:
                 paused.append((stream_id, job))
                 continue
             first_block = max(run.planned_block, run.next_block)
-            end_block = _window_end(file, run.next_block, run.window.window_bytes)
+            end_block = window_end(file, run.next_block, run.window.window_bytes)
             # On a short path the window stays small for good; what ends the start is that much read in a row.
             start_blocks = limits.PREFETCH_START_BYTES // BLOCK_BYTES
             starting = (
@@ -194,11 +177,46 @@ class Guesses:
 
     # --- inside ------------------------------------------------------------------------------------------
 
+    def _stride(
+        self, now_s: float, file: KnownFile, start_block: int, end_block: int, downward: int, *, late: bool
+    ) -> None:
+        """A read that continues no run: the next of a progression perhaps."""
+        strides = file.strides
+        stride = strides.observe(start_block, end_block, now_s, downward_reads=downward)
+        if stride is None or not (file.trust.earned and self._trusts[Reason.STRIDED].earned):
+            return
+        cap_bytes = min(self._stream_max_bytes, self._windows_max_bytes // (len(self._active) + len(strides)))
+        latency_s = self._latency.latency_s
+        for blocks in strides.ahead(stride, now_s, late=late, latency_s=latency_s, cap_bytes=cap_bytes):
+            self._scattered.append((file, stride, blocks))
+        self._settle_strides(file)
+
+    def _settle_strides(self, file: KnownFile) -> None:
+        """Progressions that the file forgot: what they had ahead is wasted."""
+        wasted_bytes = file.strides.wasted_bytes
+        if wasted_bytes:
+            file.strides.wasted_bytes = 0
+            file.trust.wasted(wasted_bytes)
+            self._trusts[Reason.STRIDED].wasted(wasted_bytes)
+
+    def _plan_scattered(self, now_s: float, budget_bytes: int) -> list[Fetch]:
+        """The steps of progressions, first of all: they are few, and soon read."""
+        fetches: list[Fetch] = []
+        while self._scattered and budget_bytes >= EXTENT_BYTES:
+            file, stride, blocks = self._scattered.popleft()
+            if stride not in file.strides or now_s < file.paused_until_s:
+                continue  # forgotten meanwhile, or failing: whoever wants it reads it
+            version, size_bytes = file.facts.version, file.facts.size_bytes
+            for fresh in self._ledger.plan(now_s, version, blocks, Reason.STRIDED):
+                fetches.append(Fetch(version, fresh, _NO_STREAM, Reason.STRIDED, size_bytes))
+                budget_bytes -= fresh.block_count * BLOCK_BYTES
+        return fetches
+
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id
 
-    def _file_of(self, now_s: float, facts: FileFacts, *, late: bool, foretold: bool) -> _File:
+    def _file_of(self, now_s: float, facts: FileFacts, *, late: bool, foretold: bool) -> KnownFile:
         file = self._files.get(facts.version)
         if file is None:
             file = self._remember(facts)
@@ -208,8 +226,8 @@ class Guesses:
             self._begin(now_s, file, late=late)
         return file
 
-    def _remember(self, facts: FileFacts) -> _File:
-        file = self._files[facts.version] = _File(facts)
+    def _remember(self, facts: FileFacts) -> KnownFile:
+        file = self._files[facts.version] = KnownFile(facts)
         if len(self._files) > limits.PREFETCH_MAX_FILES:
             _, forgotten = self._files.popitem(last=False)
             self._charge_all(forgotten)
@@ -219,7 +237,7 @@ class Guesses:
                 self._drop(forgotten.whole)
         return file
 
-    def _begin(self, now_s: float, file: _File, *, late: bool) -> None:
+    def _begin(self, now_s: float, file: KnownFile, *, late: bool) -> None:
         """The first read of a file."""
         chain = file.chain = self._chains.begun(now_s, file.facts.path)
         self._trusts[Reason.NEXT_FILE].wasted(self._chains.forgotten_bytes)
@@ -233,28 +251,28 @@ class Guesses:
                           latency_s=self._latency.latency_s, cap_bytes=self._stream_max_bytes, eager=False)  # fmt: skip
         file.following += self._anticipate(now_s, chain, chain.window.window_bytes)
 
-    def _fetch_whole(self, now_s: float, file: _File, reason: Reason) -> None:
+    def _fetch_whole(self, now_s: float, file: KnownFile, reason: Reason) -> None:
         if file.whole is None:
             run = file.whole = Run(self._new_id(), 0, 0, now_s)
             run.window = Window(now_s)
             run.window.window_bytes = file.block_count * BLOCK_BYTES
             file.whole_reason = reason
-            self._jobs[run.stream_id] = _Job(file, run, reason)
+            self._jobs[run.stream_id] = Job(file, run, reason)
 
-    def _read_whole(self, file: _File, run: Run, *, missed: bool) -> None:
+    def _read_whole(self, file: KnownFile, run: Run, *, missed: bool) -> None:
         """A read of a file planned as a whole: if all was planned and some is not there, it was evicted: again."""
         if run.charged_blocks:
             self._refund(file, run, file.whole_reason)
         if missed and run.planned_block >= file.block_count:
             run.planned_block = 0
-            self._jobs[run.stream_id] = _Job(file, run, Reason.SMALL_FILE)
+            self._jobs[run.stream_id] = Job(file, run, Reason.SMALL_FILE)
 
-    def _widen(self, now_s: float, file: _File, run: Run, read_bytes: int, *, late: bool) -> int:
+    def _widen(self, now_s: float, file: KnownFile, run: Run, read_bytes: int, *, late: bool) -> int:
         """Returns the block up to which further reads of the run would change nothing here."""
         window = run.window
         assert window is not None
         self._touch(now_s, run)
-        share_bytes = limits.PREFETCH_WINDOWS_MAX_BYTES // len(self._active)
+        share_bytes = self._windows_max_bytes // len(self._active)
         window.read(
             now_s,
             read_bytes,
@@ -263,12 +281,14 @@ class Guesses:
             latency_s=self._latency.latency_s,
             cap_bytes=max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes)),
         )
-        end_block = _window_end(file, run.next_block, window.window_bytes)
+        end_block = window_end(file, run.next_block, window.window_bytes)
         room_bytes = (end_block - max(run.planned_block, run.next_block)) * BLOCK_BYTES
         # Whole extents where the window has room for them; the last piece of a file always.
         piece_bytes = min(EXTENT_BYTES, window.window_bytes // 4)
+        if run.next_block >= file.block_count:
+            self._active.pop(run.stream_id, None)  # done: it needs no share
         if room_bytes >= piece_bytes or (room_bytes > 0 and end_block == file.block_count):
-            self._jobs.setdefault(run.stream_id, _Job(file, run, Reason.SEQUENTIAL))
+            self._jobs.setdefault(run.stream_id, Job(file, run, Reason.SEQUENTIAL))
         elif end_block == file.block_count:
             if room_bytes <= 0:
                 self._reached_end(now_s, file, run)
@@ -276,14 +296,14 @@ class Guesses:
             return self._quiet_block(file, run, window.window_bytes, piece_bytes)
         return 0
 
-    def _quiet_block(self, file: _File, run: Run, window_bytes: int, piece_bytes: int) -> int:
+    def _quiet_block(self, file: KnownFile, run: Run, window_bytes: int, piece_bytes: int) -> int:
         """The last block that the run can come to without room for the next piece in its window."""
         end_block = run.planned_block + -(-piece_bytes // BLOCK_BYTES)
-        if window_bytes >= _WHOLE_EXTENTS_FROM_BYTES:
+        if window_bytes >= WHOLE_EXTENTS_FROM_BYTES:
             end_block = -(-end_block // EXTENT_BLOCKS) * EXTENT_BLOCKS
         return min(end_block, file.block_count) - window_bytes // BLOCK_BYTES - 1
 
-    def _reached_end(self, now_s: float, file: _File, run: Run) -> None:
+    def _reached_end(self, now_s: float, file: KnownFile, run: Run) -> None:
         """All of the file is on its way: what is left of the window goes to the file after it, if files come in order."""
         chain = file.chain
         if chain is None or run.window is None or run.start_block != 0:
@@ -297,9 +317,9 @@ class Guesses:
                 self._jobs.setdefault(job.run.stream_id, job)
             left_bytes -= job.file.facts.size_bytes
 
-    def _anticipate(self, now_s: float, chain: Chain, window_bytes: int, evidence_blocks: int = 0) -> list[_Job]:
+    def _anticipate(self, now_s: float, chain: Chain, window_bytes: int, evidence_blocks: int = 0) -> list[Job]:
         """Plan small files of the chain as a whole; returns jobs, still without a window, for the beginnings of larger ones."""
-        jobs: list[_Job] = []
+        jobs: list[Job] = []
         if not self._chains.proven(chain) or not self._trusts[Reason.NEXT_FILE].earned:
             return jobs
         for facts in chain.extend(self._chains.next_file, window_bytes):
@@ -310,7 +330,7 @@ class Guesses:
                 self._fetch_whole(now_s, file, Reason.NEXT_FILE)
             else:
                 run = file.runs.anticipate(self._new_id(), Window(now_s), evidence_blocks, now_s)
-                jobs.append(_Job(file, run, Reason.NEXT_FILE))
+                jobs.append(Job(file, run, Reason.NEXT_FILE))
         return jobs
 
     def _touch(self, now_s: float, run: Run) -> None:
@@ -328,31 +348,33 @@ class Guesses:
         self._active.pop(run.stream_id, None)
         self._jobs.pop(run.stream_id, None)
 
-    def _settle(self, file: _File) -> None:
+    def _settle(self, file: KnownFile) -> None:
         """Streams that the file forgot: what they had planned and nobody read is wasted."""
         for run in file.runs.dropped:
             self._charge(file, run)
             self._drop(run)
         file.runs.dropped.clear()
 
-    def _charge_all(self, file: _File) -> None:
+    def _charge_all(self, file: KnownFile) -> None:
+        file.strides.forget()
+        self._settle_strides(file)
         for run in file.runs.streams():
             self._charge(file, run)
         if file.whole is not None:
             unread_blocks = file.whole.planned_block - file.trust.read_bytes // BLOCK_BYTES
             self._hold_against(file, file.whole, unread_blocks, file.whole_reason)
 
-    def _charge(self, file: _File, run: Run) -> None:
-        self._hold_against(file, run, run.ahead_blocks, _reason_of(run))
+    def _charge(self, file: KnownFile, run: Run) -> None:
+        self._hold_against(file, run, run.ahead_blocks, reason_of(run))
 
-    def _hold_against(self, file: _File, run: Run, unread_blocks: int, reason: Reason) -> None:
+    def _hold_against(self, file: KnownFile, run: Run, unread_blocks: int, reason: Reason) -> None:
         more_blocks = unread_blocks - run.charged_blocks
         if more_blocks > 0:
             run.charged_blocks += more_blocks
             file.trust.wasted(more_blocks * BLOCK_BYTES)
             self._trusts[reason].wasted(more_blocks * BLOCK_BYTES)
 
-    def _refund(self, file: _File, run: Run, reason: Reason) -> None:
+    def _refund(self, file: KnownFile, run: Run, reason: Reason) -> None:
         file.trust.used_after_all(run.charged_blocks * BLOCK_BYTES)
         self._trusts[reason].used_after_all(run.charged_blocks * BLOCK_BYTES)
         run.charged_blocks = 0

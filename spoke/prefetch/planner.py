@@ -18,7 +18,7 @@ from spoke.prefetch.guesses import Guesses
 from spoke.prefetch.orders import Order
 from spoke.prefetch.scorecard import Ledger, Scorecard
 from spoke.prefetch.source import Fetch, ReadSeen
-from spoke.prefetch.succession import Recorder
+from spoke.prefetch.succession import OrderRecorder
 from spoke.prefetch.window import Latency
 
 __all__ = ["Fetch", "FileFacts", "Planner", "ReadSeen"]
@@ -50,6 +50,7 @@ class Planner:
 
     ``small_file_bytes``: files up to this size are fetched whole. ``stream_max_bytes``: how far one place runs ahead.
     ``recorder``: is told of each read, and learns the order from it.
+    ``windows_max_bytes``: how far all do together.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class Planner:
         *,
         small_file_bytes: int = limits.PREFETCH_SMALL_FILE_BYTES,
         stream_max_bytes: int = limits.PREFETCH_STREAM_MAX_BYTES,
-        recorder: Recorder | None = None,
+        recorder: OrderRecorder | None = None,
+        windows_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
     ) -> None:
         self._recorder = recorder
         self.scorecard = Scorecard()
@@ -70,8 +72,11 @@ class Planner:
             self._latency,
             small_file_bytes=small_file_bytes,
             stream_max_bytes=stream_max_bytes,
+            windows_max_bytes=windows_max_bytes,
         )
-        self._following = Following(self._ledger, self._latency, stream_max_bytes=stream_max_bytes)
+        self._following = Following(
+            self._ledger, self._latency, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes
+        )
         self._handles: dict[int, FileFacts] = {}
         self._open_counts: dict[bytes, int] = {}
         self._quiet: dict[bytes, _Quiet] = {}
@@ -117,6 +122,14 @@ class Planner:
         """Facts on each order followed, for ``status``."""
         return self._following.facts()
 
+    def order(self, name: str) -> Order | None:
+        """The order followed under this name."""
+        return self._following.order(name)
+
+    def is_foretold(self, version: bytes) -> bool:
+        """An order explains what is read of this file."""
+        return self._following.covers(version)
+
     def next_use(self, version: bytes, extent_index: int) -> int | None:
         """Steps until an extent is used next (follower.NEVER: not again); None: no order followed now says anything about it."""
         return self._following.next_use(version, extent_index)
@@ -158,9 +171,11 @@ class Planner:
         self._following.failed(now_s, version)
 
     def evicted(self, version: bytes, blocks: BlockRange) -> None:
-        """The cache let blocks go (for the scorecard)."""
+        """The cache let blocks go: what was guessed of them and not read is charged. Orders see for themselves what is used."""
         self._catch_up(self._latest_s, version)
-        self._ledger.evicted(version, blocks)
+        wasted = self._ledger.evicted(version, blocks)
+        if wasted:
+            self._guesses.evicted(version, blocks, wasted)
 
     def is_quiet(self, version: bytes, offset_bytes: int, length_bytes: int) -> bool:
         """Take note of a read that was a hit, if it goes on where the last one ended and nothing is to be planned for it yet.

@@ -19,6 +19,7 @@ class Reason(Enum):
     """Why something is fetched ahead."""
 
     SEQUENTIAL = "sequential"
+    STRIDED = "strided"
     SMALL_FILE = "small-file"
     NEXT_FILE = "next-file"
     PLAN = "plan"
@@ -120,9 +121,9 @@ class Ledger:
     def failed(self, version: bytes, blocks: BlockRange) -> None:
         self._clear(version, blocks, count_waste=False)
 
-    def evicted(self, version: bytes, blocks: BlockRange) -> None:
-        """The cache let blocks go; those that nobody had read were wasted."""
-        self._clear(version, blocks, count_waste=True)
+    def evicted(self, version: bytes, blocks: BlockRange) -> dict[Reason, int]:
+        """The cache let blocks go; those that nobody had read were wasted: returns their bytes, by what they were fetched for."""
+        return self._clear(version, blocks, count_waste=True)
 
     def read(self, now_s: float, version: bytes, blocks: BlockRange, *, late: bool) -> None:
         """Blocks were read. ``late``: the reader waits for some; otherwise what still counts as outstanding was there all along."""
@@ -144,19 +145,24 @@ class Ledger:
             if not extent.unread and not extent.outstanding:
                 del self._extents[(version, index)]
 
-    def _clear(self, version: bytes, blocks: BlockRange, *, count_waste: bool) -> None:
+    def _clear(self, version: bytes, blocks: BlockRange, *, count_waste: bool) -> dict[Reason, int]:
+        """Returns the bytes that were wasted."""
+        wasted_bytes: dict[Reason, int] = {}
         for index, mask in _masks(blocks):
             extent = self._extents.get((version, index))
             if extent is None:
                 continue
             if count_waste and (wasted := mask & extent.unread):
-                self._score.reasons[extent.reason].wasted_bytes += wasted.bit_count() * BLOCK_BYTES
+                size_bytes = wasted.bit_count() * BLOCK_BYTES
+                wasted_bytes[extent.reason] = wasted_bytes.get(extent.reason, 0) + size_bytes
+                self._score.reasons[extent.reason].wasted_bytes += size_bytes
                 extent.unread &= ~wasted
             if not count_waste:
                 extent.outstanding &= ~mask
                 extent.awaited &= ~mask
             if not extent.unread and not extent.outstanding:
                 del self._extents[(version, index)]
+        return wasted_bytes
 
 
 def _masks(blocks: BlockRange) -> Iterator[tuple[int, int]]:

@@ -7,9 +7,15 @@ from typing import Literal, NamedTuple, Protocol
 from common.blocks import BlockRange
 from spoke.prefetch.scorecard import Reason
 
+FAULT_BYTES = 128 * 1024
+"""What a random page fault moves, the page wanted in its middle, with the readahead a mount begins with."""
+
 
 class ReadSeen(NamedTuple):
-    """A READ at the mount. ``result``: ``hit`` (nobody waited for the hub), ``late`` (its data were on the way), ``miss``."""
+    """A READ at the mount. ``result``: ``hit`` (nobody waited for the hub), ``late`` (its data were on the way), ``miss``.
+
+    ``fault_bytes``: what a page fault moves on this handle (the kernel's readahead at its open).
+    """
 
     handle_id: int
     task_id: int
@@ -17,6 +23,7 @@ class ReadSeen(NamedTuple):
     offset_bytes: int
     length_bytes: int
     result: Literal["hit", "late", "miss"]
+    fault_bytes: int = FAULT_BYTES
 
 
 class Fetch(NamedTuple):

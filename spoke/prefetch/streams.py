@@ -12,6 +12,7 @@ from collections import OrderedDict
 from enum import Enum
 
 from common import limits
+from common.blocks import BlockRange
 from spoke.prefetch.window import Window
 
 RANDOM_FAULT_BLOCKS = 32
@@ -19,14 +20,24 @@ RANDOM_FAULT_BLOCKS = 32
 
 _HISTORY_READS = 32
 _RANDOM_SHARE = 0.25
+_RUNS_SHARE = 0.5
+_IDLE_READS = 48
+"""A run that was passed over by so many reads, and two for each other stream, was met by chance: it shows itself anew."""
+
 _READS_NORMAL, _READS_FAULT, _READS_RANDOM, _READS_DISTRUSTED = 2, 3, 4, 8
 _CHANCE = math.log(0.01)
 """A run that random reads would bring about less often than this is taken for a stream."""
+
+_DENSE = 0.25
+_STREAK = 4
+_SOON_READS = 16
+"""Where chance joins that often, a stream is what went on four times, each within so many reads (and two for each other stream)."""
 
 
 class Join(Enum):
     NEW = "new"
     JOINED = "joined"
+    EARLIER = "earlier"  # it ends where a young run begins: its reads came out of order, or go backwards
     ECHO = "echo"  # the place a run has just read, read again (a second reader at its heels)
 
 
@@ -34,11 +45,24 @@ class Run:
     """A contiguous run of reads: blocks from ``start_block`` up to ``next_block``, in ``reads`` reads.
 
     Once ``window`` is there it is a stream, planned up to ``planned_block``. ``evidence_blocks``: what it has read in a
-    row. ``charged_blocks``: what was written off as wasted when the file was closed.
+    row. ``charged_blocks``: what was written off as wasted when the file was closed. ``downward_reads``: its last so many reads each
+    came before the one before. ``streak``: of its reads so many came at its end and soon one after another.
     """
 
-    __slots__ = ("charged_blocks", "evidence_blocks", "last_read_s", "next_block", "planned_block", "reads",
-                 "start_block", "stream_id", "window")  # fmt: skip
+    __slots__ = (
+        "charged_blocks",
+        "downward_reads",
+        "evidence_blocks",
+        "last_read",
+        "last_read_s",
+        "next_block",
+        "planned_block",
+        "reads",
+        "start_block",
+        "streak",
+        "stream_id",
+        "window",
+    )  # fmt: skip
 
     def __init__(self, stream_id: int, start_block: int, next_block: int, now_s: float) -> None:
         self.stream_id = stream_id
@@ -48,7 +72,10 @@ class Run:
         self.reads = 1
         self.evidence_blocks = next_block - start_block
         self.last_read_s = now_s
+        self.last_read = 0
         self.charged_blocks = 0
+        self.downward_reads = 1
+        self.streak = 1
         self.window: Window | None = None
 
     @property
@@ -67,9 +94,11 @@ class RunTable:
         self._block_count = block_count
         self._by_next: dict[int, Run] = {}
         self._by_start: dict[int, Run] = {}  # candidates only: what a late-coming earlier read joins
+        self._stream_by_start: dict[int, Run] = {}  # what the stream before it runs into, once a gap is filled
         self._candidates: OrderedDict[int, Run] = OrderedDict()
         self._streams: OrderedDict[int, Run] = OrderedDict()
         self._join_share = 0.5
+        self._reads = 0
         self.dropped: list[Run] = []
 
     def __len__(self) -> int:
@@ -86,6 +115,7 @@ class RunTable:
 
     def observe(self, start_block: int, end_block: int, now_s: float, new_id: int) -> tuple[Run, Join]:
         """The run that a read of blocks ``start_block`` to ``end_block`` (not empty) belongs to; ``new_id`` if it begins one."""
+        self._reads += 1
         by_next = self._by_next
         run = by_next.get(start_block)
         if run is None and end_block > start_block + 1:
@@ -96,17 +126,21 @@ class RunTable:
         echoed = by_next.get(end_block)
         if echoed is not None:
             echoed.last_read_s = now_s
+            echoed.last_read = self._reads
             return echoed, Join.ECHO
         later = self._by_start.pop(end_block, None)
         if later is not None:  # the earlier read came second
             later.evidence_blocks += end_block - start_block
             later.start_block = start_block
             later.reads += 1
+            later.downward_reads += 1
             later.last_read_s = now_s
             self._by_start[start_block] = later
             self._candidates.move_to_end(later.stream_id)
-            return later, self._joined()
+            self._joined()
+            return later, Join.EARLIER
         run = Run(new_id, start_block, end_block, now_s)
+        run.last_read = self._reads
         self._join_share -= self._join_share / _HISTORY_READS
         self._forget_candidate(self._by_start.get(start_block))
         self._candidates[new_id] = run
@@ -120,6 +154,8 @@ class RunTable:
         """Whether a candidate, whose latest read this was, has shown enough: the less likely streams are here, the more it takes."""
         if not trusted:
             return run.reads >= _READS_DISTRUSTED
+        if run.downward_reads > _READS_NORMAL or (run.downward_reads > 1 and start_block):
+            return False  # going backwards, or two reads out of order: the next one tells
         if self.looks_random:
             return run.reads >= _READS_RANDOM and not self._may_be_chance(run, end_block - start_block)
         if start_block == 0:
@@ -131,16 +167,36 @@ class RunTable:
             return False
         return not self._may_be_chance(run, end_block - start_block)
 
+    def is_believed(self, run: Run, start_block: int, end_block: int) -> bool:
+        """Whether a stream may go on in a file that wastes much: it has read enough in a row since it last lost what it had planned."""
+        return (
+            run.streak >= _STREAK
+            and self._join_share >= _RUNS_SHARE
+            and run.evidence_blocks >= _READS_DISTRUSTED * (end_block - start_block)
+        )
+
+    def lost(self, blocks: BlockRange) -> None:
+        """Blocks were evicted before anybody read them: the streams that had planned them begin again to show themselves."""
+        for run in self._streams.values():
+            if run.next_block < blocks.end_block and blocks.first_block < run.planned_block:
+                run.evidence_blocks = 0
+
     def _may_be_chance(self, run: Run, read_blocks: int) -> bool:
         """Random reads of this size hit an end of some run so often that one as long as this proves nothing."""
         ends = len(self._by_next) + len(self._by_start)
         probability = ends * read_blocks / self._block_count
+        if probability >= _DENSE and run.streak < _STREAK:
+            return True  # so many ends that every read meets one: a stream also goes on soon
         if probability >= 1.0:
             return run.reads < _READS_DISTRUSTED
         return run.reads < min(_READS_DISTRUSTED, 1 + _CHANCE / math.log(probability))
 
-    def promote(self, run: Run, read_blocks: int, window: Window) -> None:
-        """Make a candidate a stream, by a read of ``read_blocks``. Inside what another stream has planned, it takes up from there."""
+    def promote(self, run: Run, read_blocks: int, window: Window) -> list[Run]:
+        """Make a candidate a stream, by a read of ``read_blocks``. Inside what another stream has planned, it takes up from there.
+
+        Returns the streams it goes on for, whose readers skipped a little.
+        """
+        continued: list[Run] = []
         if run.reads > _READS_NORMAL:
             run.evidence_blocks = (
                 read_blocks  # a doubtful case: the run that convinced us does not also widen the window
@@ -154,13 +210,17 @@ class RunTable:
             if other.start_block <= run.next_block <= other.planned_block:
                 run.planned_block = max(run.planned_block, other.planned_block)
                 if run.start_block >= other.next_block:  # its reader skipped a little: this is the same stream
+                    continued.append(other)
                     run.evidence_blocks += other.evidence_blocks
+                    other.evidence_blocks = 0
                     other.planned_block = other.next_block
                     if other.window is not None:
                         window.window_bytes = max(window.window_bytes, other.window.window_bytes)
         self._streams[run.stream_id] = run
+        self._stream_by_start.setdefault(run.start_block, run)
         if len(self._streams) > limits.PREFETCH_STREAMS_PER_FILE:
             self._forget_stream(next(iter(self._streams.values())))
+        return continued
 
     def anticipate(self, new_id: int, window: Window, evidence_blocks: int, now_s: float) -> Run:
         """A stream at the first block of a file nobody has read yet; it goes on what the one before it has shown."""
@@ -179,9 +239,15 @@ class RunTable:
 
     def _extend(self, run: Run, end_block: int, now_s: float) -> None:
         del self._by_next[run.next_block]
+        if run.window is not None and self._is_idle(run):
+            run.evidence_blocks = 0
+        soon = self._reads - run.last_read <= _SOON_READS + 2 * len(self._streams)
+        run.streak = run.streak + 1 if soon else 1
+        run.last_read = self._reads
         run.evidence_blocks += end_block - run.next_block
         run.next_block = end_block
         run.reads += 1
+        run.downward_reads = 1
         run.last_read_s = now_s
         (self._candidates if run.window is None else self._streams).move_to_end(run.stream_id)
 
@@ -194,6 +260,9 @@ class RunTable:
             run.next_block = early.next_block
             run.reads += early.reads
             early = self._by_start.get(run.next_block)
+        ahead = self._stream_by_start.get(run.next_block)
+        if ahead is not None and ahead is not run and ahead.next_block > run.next_block and not self._is_idle(ahead):
+            return self._absorb(ahead, run)
         other = self._by_next.get(run.next_block)
         if other is not None and other is not run:
             if other.window is not None and (run.window is None or other.evidence_blocks >= run.evidence_blocks):
@@ -208,6 +277,28 @@ class RunTable:
         self._by_next[run.next_block] = run
         return run
 
+    def _is_idle(self, run: Run) -> bool:
+        return self._reads - run.last_read > _IDLE_READS + 2 * len(self._streams)
+
+    def _absorb(self, ahead: Run, run: Run) -> Run:
+        """``run`` came to where the stream ``ahead`` begins: its reader is there already, so they are one from here on."""
+        del self._stream_by_start[ahead.start_block]
+        ahead.start_block = run.start_block
+        ahead.evidence_blocks = max(ahead.evidence_blocks, run.evidence_blocks)
+        ahead.planned_block = max(ahead.planned_block, run.planned_block)
+        ahead.last_read_s, ahead.last_read = run.last_read_s, run.last_read
+        ahead.charged_blocks += run.charged_blocks
+        run.planned_block = run.next_block
+        if run.window is None:
+            self._forget_candidate(run)
+        else:
+            if ahead.window is not None:
+                ahead.window.window_bytes = max(ahead.window.window_bytes, run.window.window_bytes)
+            self._forget_stream(run)
+        self._stream_by_start.setdefault(ahead.start_block, ahead)
+        self._streams.move_to_end(ahead.stream_id)
+        return ahead
+
     def _forget_candidate(self, run: Run | None) -> None:
         if run is None:
             return
@@ -219,6 +310,8 @@ class RunTable:
 
     def _forget_stream(self, run: Run) -> None:
         self._streams.pop(run.stream_id, None)
+        if self._stream_by_start.get(run.start_block) is run:
+            del self._stream_by_start[run.start_block]
         if self._by_next.get(run.next_block) is run:
             del self._by_next[run.next_block]
         self.dropped.append(run)

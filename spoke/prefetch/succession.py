@@ -85,7 +85,7 @@ class Recording:
         return self.explained_bytes / max(1, self.read_bytes)
 
 
-class Recorder:
+class OrderRecorder:
     """``memory_bytes``: for all recordings, the one that grows, one that waits and one that is being written.
 
     ``on_end`` is called when :meth:`take` has something.

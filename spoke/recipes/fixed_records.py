@@ -21,6 +21,8 @@ from spoke.recipes.torch_random import torch_permutation
 class FixedRecords:
     """Records in lanes, one for each rank asked for."""
 
+    epochs: int | None = None
+
     def __init__(self, options: Options, files: MountedFiles) -> None:
         self._files = files
         names = [files.relative(word) for word in options.words("files", "paths") or []]
@@ -34,7 +36,7 @@ class FixedRecords:
         self._count = options.count("records", default=held, least=1)
         if not 0 < self._count <= min(held, limits.RECIPE_MAX_SAMPLES):
             raise UsageError(f"{self._count} records of {self._record} bytes; {held} lie in {len(names)} files")
-        self._paths = [name.encode("utf-8", "surrogateescape") for name in names]
+        self.paths = [name.encode("utf-8", "surrogateescape") for name in names]
         self._world = options.count("world-size", "num-replicas", default=1, least=1)
         self._ranks = rank_set(options.text("ranks"), self._world)
         self._shuffle = options.flag("shuffle", default=True)
@@ -45,16 +47,8 @@ class FixedRecords:
         self.name = f"fixed-records:seed={self._seed}"
 
     @property
-    def paths(self) -> Sequence[bytes]:
-        return self._paths
-
-    @property
     def lanes(self) -> Sequence[str]:
         return [f"rank {rank}" for rank in self._ranks]
-
-    @property
-    def epochs(self) -> int | None:
-        return None
 
     def epoch(self, number: int) -> Epoch:
         return _Epoch(self, self._first_epoch + (0 if self._fixed_epoch else number))

@@ -40,6 +40,8 @@ _TOKEN_BYTES = {
 class Litdata:
     """Items in lanes: workers of the ranks asked for, rank by rank."""
 
+    epochs: int | None = None
+
     def __init__(self, options: Options, files: MountedFiles) -> None:
         directory = options.text("dir", "input-dir")
         if directory is None:
@@ -47,7 +49,7 @@ class Litdata:
         inside = files.relative(directory)
         chunks, config = _index(files, inside)
         names = [f"{inside}/{chunk['filename']}" if inside != "." else str(chunk["filename"]) for chunk in chunks]
-        self._paths = [name.encode("utf-8", "surrogateescape") for name in names]
+        self.paths = [name.encode("utf-8", "surrogateescape") for name in names]
         self._stored = [int(chunk["chunk_size"]) for chunk in chunks]
         self._block_size = options.integer("block-size", least=1)
         if self._block_size is None:
@@ -82,16 +84,8 @@ class Litdata:
         self.name = f"litdata:{self.shuffle}:seed={self.seed}"
 
     @property
-    def paths(self) -> Sequence[bytes]:
-        return self._paths
-
-    @property
     def lanes(self) -> Sequence[str]:
         return [f"rank {rank} worker {worker}" for rank in self._ranks for worker in range(self.job.workers)]
-
-    @property
-    def epochs(self) -> int | None:
-        return None
 
     def worker(self, lane: int) -> int:
         """Of all workers of the job."""

@@ -23,6 +23,8 @@ from spoke.recipes.tables import Tables
 class Mds:
     """Samples in lanes, one for each rank asked for."""
 
+    epochs: int | None = None
+
     def __init__(self, options: Options, files: MountedFiles) -> None:
         self._files = files
         directories = options.words("dir", "local")
@@ -57,23 +59,15 @@ class Mds:
         self._first_epoch = options.count("epoch", default=0)
         self._passed = options.count("sample-in-epoch", default=0)
         self._ranks = rank_set(options.text("ranks"), world)
-        self._paths = [path.encode("utf-8", "surrogateescape") for path in shard_paths]
+        self.paths = [path.encode("utf-8", "surrogateescape") for path in shard_paths]
         self._tables = Tables(files, shard_paths, self._shard_sizes)
         self._shard_ends = np.cumsum(np.asarray(self._shard_sizes, np.int64))
         self.name = f"mds:{self._algorithm if self._shuffle else 'in order'}:seed={self._seed}"
         options.notes.update({"num-canonical-nodes": str(canonical), "shuffle-block-size": str(self._block)})
 
     @property
-    def paths(self) -> Sequence[bytes]:
-        return self._paths
-
-    @property
     def lanes(self) -> Sequence[str]:
         return [f"rank {rank}" for rank in self._ranks]
-
-    @property
-    def epochs(self) -> int | None:
-        return None
 
     def epoch(self, number: int) -> Epoch:
         return _Epoch(self, number)

@@ -39,7 +39,7 @@ class Megatron:
 
     def __init__(self, options: Options, files: MountedFiles) -> None:
         self._files = files
-        self._paths: list[bytes] = []
+        self.paths: list[bytes] = []
         described, self._exact = _described(options, files)
         if described:
             options.add_layer("description", described)
@@ -68,10 +68,6 @@ class Megatron:
         self.name = f"megatron:seed={self._gpt.seed}"
         self._used_cache: list[str] = []
         self._build()
-
-    @property
-    def paths(self) -> Sequence[bytes]:
-        return self._paths
 
     @property
     def lanes(self) -> Sequence[str]:
@@ -153,8 +149,8 @@ class Megatron:
 
     def _dataset(self, prefix: str, wanted: int | None) -> GptDataset:
         inside = self._files.relative(prefix)
-        file = len(self._paths)
-        self._paths.append((inside + ".bin").encode("utf-8", "surrogateescape"))
+        file = len(self.paths)
+        self.paths.append((inside + ".bin").encode("utf-8", "surrogateescape"))
         sequences = read_idx(self._files, inside + ".idx", inside + ".bin")
         options = self._gpt._replace(sample_count=wanted)
         saved = self._saved(prefix, wanted)

@@ -22,6 +22,8 @@ _TOKEN_BYTES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}
 class OlmoCore:
     """Rows in lanes, one for each data-parallel rank asked for."""
 
+    epochs: int | None = None
+
     def __init__(self, options: Options, files: MountedFiles) -> None:
         self._files = files
         names = [files.relative(word) for word in options.words("paths") or []]
@@ -47,7 +49,7 @@ class OlmoCore:
             )
         self._file_count = len(names)
         self._has_masks = bool(masks)
-        self._paths = [name.encode("utf-8", "surrogateescape") for name in (*names, *masks)]
+        self.paths = [name.encode("utf-8", "surrogateescape") for name in (*names, *masks)]
         tokens = options.need("global-batch-size", least=1)
         if tokens % self._sequence:
             raise UsageError(
@@ -66,16 +68,8 @@ class OlmoCore:
         self.name = f"olmo-core:seed={self._seed}"
 
     @property
-    def paths(self) -> Sequence[bytes]:
-        return self._paths
-
-    @property
     def lanes(self) -> Sequence[str]:
         return [f"rank {rank}" for rank in self._ranks]
-
-    @property
-    def epochs(self) -> int | None:
-        return None
 
     def epoch(self, number: int) -> Epoch:
         return _Epoch(self, number)

@@ -27,6 +27,8 @@ _BUFFER_FILL = 100
 class Webdataset:
     """Shards in lanes: workers of the ranks asked for, rank by rank."""
 
+    epochs: int | None = None
+
     def __init__(self, options: Options, files: MountedFiles) -> None:
         words = options.words("shards", "urls")
         if not words:
@@ -34,7 +36,7 @@ class Webdataset:
         names = [files.relative(name.removeprefix("file:")) for word in words for name in _expanded(word, files)]
         if not names:
             raise UsageError(f"no shards in {' '.join(words)}")
-        self._paths = [name.encode("utf-8", "surrogateescape") for name in names]
+        self.paths = [name.encode("utf-8", "surrogateescape") for name in names]
         self._sizes = [files.facts(name).size_bytes for name in names]
         seed = options.text("seed")
         environment = options.text("wds-seed")
@@ -63,16 +65,8 @@ class Webdataset:
         self.name = f"webdataset:seed={self._seed}"
 
     @property
-    def paths(self) -> Sequence[bytes]:
-        return self._paths
-
-    @property
     def lanes(self) -> Sequence[str]:
         return [f"rank {rank} worker {worker}" for rank in self._ranks for worker in range(self._workers)]
-
-    @property
-    def epochs(self) -> int | None:
-        return None
 
     def epoch(self, number: int) -> Epoch:
         # Workers that are started anew each epoch count their epochs from 0 again.
@@ -84,7 +78,7 @@ class Webdataset:
         rank = self._ranks[place]
         if self._resampled:
             return self._drawn(rank, worker, epoch)
-        shards: Sequence[int] = range(len(self._paths))
+        shards: Sequence[int] = range(len(self.paths))
         if self._by_node and self._world > 1:
             shards = shards[rank :: self._world]
         if self._by_worker and self._workers > 1:
@@ -104,7 +98,7 @@ class Webdataset:
         for part in (rank * 1000 + worker, epoch, int(self._seed)):
             seed = (seed * 31 + hash(part)) & 0x7FFFFFFF
         random = Random(seed)
-        return [random.randint(0, len(self._paths) - 1) for _ in range(self._per_epoch)]
+        return [random.randint(0, len(self.paths) - 1) for _ in range(self._per_epoch)]
 
     def shard_steps(self, shard: int) -> Steps:
         offsets = np.arange(0, self._sizes[shard], EXTENT_BYTES, dtype=np.int64)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from order_support import KIB, MIB, facts
 
 from spoke.prefetch.orders import Step
-from spoke.prefetch.succession import Recorder, Recording
+from spoke.prefetch.succession import OrderRecorder, Recording
 
 
 @settings(max_examples=40)
@@ -33,7 +33,7 @@ def test_recordings_hold_what_was_read(
     steps = [
         Step(file, dice.randrange(64 * MIB // 4096) * 4096, 4096) for file in (dice.randrange(3) for _ in range(places))
     ]
-    recorder, ended = Recorder(memory_bytes), list[Recording]()
+    recorder, ended = OrderRecorder(memory_bytes), list[Recording]()
 
     def take() -> None:
         recording = recorder.take()

@@ -44,7 +44,7 @@ class Link(SimpleNamespace):
 async def test_a_promotion_while_unpacking_asks_for_nothing_again() -> None:
     client = HubClient("127.0.0.1", 1, make_hello("d", "i", b"s" * 16), bulk_links=1, follower=Sink(),
                        clock=lambda: 0.0, dice=Random(1))  # fmt: skip
-    link = Link(role="bulk", requests={}, outstanding_bytes=0, is_open=True, sent=[])
+    link = Link(role="bulk", requests={}, outstanding_bytes=0, received_bytes=0, is_open=True, sent=[])
     client._links.append(link)
     raw = bytes(BLOCK_BYTES)
     blocks = BlockRange(0, 1)

@@ -18,6 +18,7 @@ from spoke.cache.store import Store
 from spoke.fetcher import Fetcher
 from spoke.hub_client.client import Request
 from spoke.namespace.tree import Tree
+from spoke.selection import Selection
 from spoke.warm import Warmer
 
 VERSION = b"w" * 16
@@ -60,6 +61,8 @@ async def test_warm_ends_when_every_window_is_partly_cached(tmp_path: Path, monk
     tree = Tree()
     tree.apply(Change(1, b"file", Entry(Kind.FILE, 0o644, len(content), 0, VERSION)))
     store = Store.open(tmp_path / "cache", 256 << 20, 0, 0, Random(1))
+    selection = Selection()
+    selection.add_paths(tree, [b""])
     hub = Hub(content)
     fetcher = Fetcher(hub, store, Observer(), time.monotonic, Random(1))
     fetcher.start()
@@ -71,7 +74,7 @@ async def test_warm_ends_when_every_window_is_partly_cached(tmp_path: Path, monk
                 VERSION, len(content), blocks.first_block, data, block_digests(VERSION, blocks.first_block, data)
             )
         async with asyncio.timeout(20):
-            facts = [facts async for facts in Warmer(tree, store, fetcher).run([b""])]
+            facts = [facts async for facts in Warmer(selection, store, fetcher, time.monotonic).run()]
         assert facts[-1]["verified_bytes"] == len(content)
         assert facts[-1]["files_done"] == 1
         assert store.state(VERSION, len(content)) == "verified"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pair import Pair, pair_in
+from pair import END_TIMEOUT_S, Pair, pair_in
 
 from spoke.fuse.mountpoint import fusermount
 from spoke.fuse.passthrough import has_admin_capability
@@ -45,3 +47,26 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
             print(f"--- {found.name}\n{found.read_text(errors='backslashreplace')[-4000:]}")
         if found.is_dir() and not os.path.ismount(found):
             shutil.rmtree(found, ignore_errors=True)
+
+
+@pytest.fixture
+def far() -> Iterator[Callable[..., str]]:
+    """Puts a server behind 40 ms and ``rate``: gives the address to go to instead."""
+    proxies: list[subprocess.Popen[str]] = []
+
+    def make(address: str, rate: str = "2gbit") -> str:
+        proxy = subprocess.Popen(
+            [sys.executable, "-m", "bench.delay_proxy", "--target", address, "--rtt", "40ms", "--rate", rate],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        proxies.append(proxy)
+        assert proxy.stdout is not None
+        return proxy.stdout.readline().replace(",", " ").split()[2]
+
+    yield make
+    for proxy in proxies:
+        proxy.terminate()
+        proxy.wait(END_TIMEOUT_S)
+        assert proxy.stdout is not None
+        proxy.stdout.close()

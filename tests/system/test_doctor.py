@@ -12,7 +12,7 @@ import pytest
 
 from tests.system.pair import Pair, run
 
-pytestmark = pytest.mark.mount
+pytestmark = [pytest.mark.mount, pytest.mark.slow]
 
 MOST_S = 8.0
 """What doctor may take, whatever hangs; starting an interpreter on a busy machine comes on top."""
@@ -39,7 +39,7 @@ def test_a_healthy_pair(pair: Pair) -> None:
     assert "'data' at revision" in found["hub"]["seen"]
     assert str(pair.work_dir / "cache") in found["cache file system"]["seen"]
     assert sorted(entry.name for entry in (pair.work_dir / "cache").iterdir()) == sorted(
-        ["headrace-cache.json", "lock", "names", "versions"]
+        ["headrace-cache.json", "lock", "names", "orders", "versions"]
     )
 
     # A far and fast link by hand: the same limits no longer do.

@@ -8,12 +8,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
-from pair import END_TIMEOUT_S, Pair, Spoke, eventually, run
+from pair import Pair, Spoke, eventually, run
 
 from spoke import hints
 
@@ -107,29 +107,6 @@ def job(script: str, *arguments: Path | str) -> str:
 
 def write(path: Path, size_bytes: int) -> None:
     path.write_bytes(Random(7).randbytes(size_bytes))
-
-
-@pytest.fixture
-def far() -> Iterator[Callable[[str], str]]:
-    """Puts a server 40 ms away: gives the address to go to instead."""
-    proxies: list[subprocess.Popen[str]] = []
-
-    def make(address: str) -> str:
-        proxy = subprocess.Popen(
-            [sys.executable, "-m", "bench.delay_proxy", "--target", address, "--rtt", "40ms", "--rate", "2gbit"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        proxies.append(proxy)
-        assert proxy.stdout is not None
-        return proxy.stdout.readline().replace(",", " ").split()[2]
-
-    yield make
-    for proxy in proxies:
-        proxy.terminate()
-        proxy.wait(END_TIMEOUT_S)
-        assert proxy.stdout is not None
-        proxy.stdout.close()
 
 
 @pytest.mark.torch

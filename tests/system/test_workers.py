@@ -29,7 +29,7 @@ from tests.system.test_pinned_and_strict import (  # noqa: F401
     test_a_strict_open_sees_what_was_written_before_it,
 )
 
-pytestmark = pytest.mark.mount
+pytestmark = [pytest.mark.mount, pytest.mark.slow]
 
 MIB = 1 << 20
 

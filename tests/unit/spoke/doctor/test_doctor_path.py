@@ -34,8 +34,8 @@ def test_stock_buffers_hold_one_gigabit_at_60_ms() -> None:
     assert found.level is Level.OK
     assert "1 Gbit/s (given) x 60 ms = 7.15 MiB in flight" in found.seen
     assert "one link holds 2.8 MiB (the hub's tcp_wmem)" in found.seen
-    assert "this path needs 4 links of that, the spoke opens 8" in found.seen
-    assert found.figures["cap_bytes_per_s"] * 8 / 1e9 == pytest.approx(3.1317, abs=1e-4)
+    assert "this path needs 4 links of that, the spoke opens 12" in found.seen
+    assert found.figures["cap_bytes_per_s"] * 8 / 1e9 == pytest.approx(4.6976, abs=1e-4)
     assert found.mend == ""
 
 
@@ -96,7 +96,7 @@ def test_links_set_too_low_are_told() -> None:
     found = of(with_path(0.06, 1, bulk_links=2), "tcp buffers")
     assert found.level is Level.WARNING
     assert "needs 4 links of that, set are 2" in found.seen
-    assert "leave links unset: 8 would be opened" in found.mend
+    assert "leave links unset: 12 would be opened" in found.mend
 
 
 def test_an_unknown_hub_is_taken_for_stock_and_an_unknown_round_trip_for_nothing() -> None:
@@ -141,7 +141,7 @@ def test_an_idle_restart_costs_round_trips_unless_bbr_is_there() -> None:
     found = of(with_hub(with_tcp(slow_start_after_idle=1, bbr_refused="no"), mtu_bytes=1500), "idle restart")
     assert found.level is Level.NOTE
     # 7.5 MB over 8 links is 937,500 bytes; ten segments are 14,480: seven doublings.
-    assert (found.figures["round_trips"], found.figures["regrow_s"]) == (7, pytest.approx(0.42))
+    assert (found.figures["round_trips"], found.figures["regrow_s"]) == (6, pytest.approx(0.36))
 
 
 def test_headers_of_small_packets() -> None:

@@ -38,8 +38,8 @@ def test_its_table_is_what_doctor_computes() -> None:
         f"{arithmetic.BUFFER_MAX_BYTES >> 20} MiB each way: "
         f"{int(arithmetic.BUFFER_MAX_BYTES * sizing.RECEIVE_WINDOW_SHARE) >> 20} MiB of window, "
         f"{arithmetic.BUFFER_MAX_BYTES * sizing.RECEIVE_WINDOW_SHARE / 0.06 * 8e-9:.1f} Gbit/s a link at 60 ms",
-        f"{arithmetic.regrow_round_trips(125e6 * 0.06 / 8, 1448)} round trips, "
-        f"{arithmetic.regrow_round_trips(125e6 * 0.06 / 8, 1448) * 0.06:.2f} s",
+        f"{arithmetic.regrow_round_trips(125e6 * 0.06 / limits.BULK_LINKS_MIN, 1448)} round trips, "
+        f"{arithmetic.regrow_round_trips(125e6 * 0.06 / limits.BULK_LINKS_MIN, 1448) * 0.06:.2f} s",
     ],
 )
 def test_the_numbers_in_its_sentences(said: str) -> None:

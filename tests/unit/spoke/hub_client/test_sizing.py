@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from common import limits
-from spoke.hub_client.sizing import is_stalled, lags, receive_buffer_bytes, wanted_links, window_bytes
+from spoke.hub_client.sizing import (
+    is_stalled,
+    lags,
+    most_outstanding_bytes,
+    receive_buffer_bytes,
+    wanted_links,
+    window_bytes,
+)
 
 MIB = 1024 * 1024
 STOCK = window_bytes(6 * MIB, 4 * MIB)
@@ -54,9 +61,18 @@ def test_silence_counts_only_beside_links_that_are_heard() -> None:
 
 def test_a_link_lags_when_its_requests_wait_many_times_as_long_as_others() -> None:
     usual = {"all_rate_bytes_per_s": 100e6, "links": 8, "outstanding_bytes": 16_000_000, "rtt_s": 0.06}
+    usual["link_age_s"] = 60.0
     assert lags(age_s=3.0, rate_bytes_per_s=1e5, **usual)
     assert not lags(age_s=1.0, rate_bytes_per_s=1e5, **usual)
     assert not lags(age_s=3.0, rate_bytes_per_s=10e6, **usual)
     assert not lags(age_s=3.0, rate_bytes_per_s=0.0, **{**usual, "all_rate_bytes_per_s": 0.0})
     assert not lags(age_s=3.0, rate_bytes_per_s=0.0, **{**usual, "links": 1})
     assert not lags(age_s=30.0, rate_bytes_per_s=1e5, **{**usual, "outstanding_bytes": 1_500_000_000})
+    assert not lags(age_s=3.0, rate_bytes_per_s=1e5, **{**usual, "link_age_s": 2.5}), "its window still grows"
+    assert not lags(age_s=30.0, rate_bytes_per_s=1e5, **{**usual, "rtt_s": 0.9, "link_age_s": 12.0})
+
+
+def test_a_young_connection_is_asked_for_what_its_window_may_grow_to() -> None:
+    assert most_outstanding_bytes(0) == limits.LINK_YOUNG_BYTES
+    assert most_outstanding_bytes(1_000_000) == 2_000_000
+    assert most_outstanding_bytes(1 << 40) == limits.LINK_MAX_OUTSTANDING_BYTES

@@ -16,7 +16,7 @@ from spoke.orders.mapped import open_order
 from spoke.orders.shelf import OrderShelf
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.orders import Order, Reason
-from spoke.prefetch.succession import Recorder
+from spoke.prefetch.succession import OrderRecorder
 
 FILE = FileFacts(b"train.bin", b"v" * 16, 1 << 30)
 
@@ -41,7 +41,7 @@ class Rig:
 
     def __init__(self, directory: Path, dataset: str = "corpus/a") -> None:
         self.followed = Followed()
-        self.recorder = Recorder(4 << 20)
+        self.recorder = OrderRecorder(4 << 20)
         self.shelf = OrderShelf(directory, self.followed)
         self.learner = Learner(self.recorder, self.shelf, self.followed, dataset)
 

@@ -47,7 +47,8 @@ def test_read_after_arrival_is_used_with_its_lead(ledger: Ledger, score: Scoreca
         lead_s_total=2.5,
         leads=1,
     )
-    ledger.evicted(VERSION, blocks(0, 256))
+    assert ledger.evicted(VERSION, blocks(0, 256)) == {Reason.SEQUENTIAL: 4 * BLOCK_BYTES}
+    assert ledger.evicted(VERSION, blocks(0, 256)) == {}
     assert (score.used_bytes, score.wasted_bytes) == (4 * BLOCK_BYTES, 4 * BLOCK_BYTES)
     assert len(ledger) == 0
 

@@ -11,7 +11,7 @@ from order_support import FAULT, KIB, MIB, facts
 from common import limits
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.orders import Step
-from spoke.prefetch.succession import Recorder, Recording
+from spoke.prefetch.succession import OrderRecorder, Recording
 
 FILES = [facts(number, 128 * MIB) for number in range(2)]
 STRIDE = 192 * KIB
@@ -35,7 +35,7 @@ class Tape:
     """A recorder, and what it gave."""
 
     def __init__(self, memory_bytes: int = 16 << 20) -> None:
-        self.recorder = Recorder(memory_bytes)
+        self.recorder = OrderRecorder(memory_bytes)
         self.recorder.on_end = self._ended
         self.ended: list[Recording] = []
 

@@ -1,0 +1,189 @@
+"""The commands ``warm``, ``pin`` and ``unpin``: have files cached ahead of a job, and keep them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from common import limits
+from common.errors import UsageError
+from common.terminal import exit_codes
+from common.units import format_size, parse_rate, parse_size
+from spoke import control
+from spoke.asking import ask, explained
+from spoke.fuse.mountpoint import locate
+from spoke.places import runtime_dir
+
+Mountpoint = Annotated[Path, typer.Argument(help="Where the dataset is mounted.", show_default=False)]
+Paths = Annotated[list[str] | None, typer.Argument(help="Files or directories below the mount.")]
+
+
+@exit_codes
+def warm(
+    mountpoint: Mountpoint,
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files or directories below the mount. [default: all, if no plan or order]"),
+    ] = None,
+    plan: Annotated[
+        str | None, typer.Option(help="A plan file: lines PATH OFFSET LENGTH, or JSON objects of them; - reads stdin.")
+    ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option(help="An order that is followed, by its name in plan list; or an order file, by a path with a /."),
+    ] = None,
+    around: Annotated[
+        str,
+        typer.Option(
+            help="Of a plan or order, fetch so much before and after each read as well; 64KiB if jobs map files."
+        ),
+    ] = "0",
+    rate: Annotated[str | None, typer.Option(help="Fetch no faster, for example 500mbit. [default: no limit]")] = None,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="And keep the files it names cached, until headrace-spoke unpin.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Stay until all is verified, or leave it to the spoke.")
+    ] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would do, and whether it fits.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Fetch and verify files ahead of a job; exit 0 only when all that is named is cached and verified.
+
+    Says first what it will fetch, whether it fits and how long it takes. Broken off, it goes on where it was.
+    """
+    root = locate(mountpoint)
+    given = paths if paths else [] if plan is not None or order is not None else [""]
+    request: dict[str, Any] = {
+        "paths": _hex(root, given),
+        "order": os.path.abspath(order) if order is not None and "/" in order else order,
+        "around_bytes": parse_size(around),
+        "rate_bytes_per_s": _rate(rate),
+        "pin": pin,
+        "wait": wait,
+        "dry_run": dry_run,
+    }
+    with _plan_file(plan) as file, explained(root):
+        request["plan"] = file
+        _show(control.socket_path(runtime_dir(), root), request, quiet=quiet)
+
+
+@exit_codes
+def pin(mountpoint: Mountpoint, paths: Paths = None) -> None:
+    """Keep what is cached of files, now and later, until unpin; without paths, say what is pinned. Fetches nothing: warm --pin does."""
+    facts = ask(mountpoint, "pin", {"paths": _hex(locate(mountpoint), paths or [])})
+    typer.echo(render(facts))
+
+
+@exit_codes
+def unpin(
+    mountpoint: Mountpoint,
+    paths: Paths = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that is pinned.")] = False,
+) -> None:
+    """Let pinned files be evicted again."""
+    if bool(paths) == everything:
+        raise UsageError("name the paths to unpin, or give --all")
+    facts = ask(mountpoint, "unpin", {"paths": None if everything else _hex(locate(mountpoint), paths or [])})
+    typer.echo(render(facts))
+
+
+def render(facts: Mapping[str, Any]) -> str:
+    """What is pinned, for people."""
+    if not facts["path_count"]:
+        return "nothing is pinned"
+    more = facts["path_count"] - len(facts["paths"])
+    lines = [
+        f"pinned: {facts['files']} files, {format_size(facts['bytes'])} of at most {format_size(facts['most_bytes'])}",
+        *(f"  {path}" for path in facts["paths"]),
+        *([f"  and {more} more"] if more else []),
+    ]
+    if facts["absent_paths"]:
+        lines.append(f"  {facts['absent_paths']} of them are not in the dataset now")
+    if facts["left_out_files"]:
+        lines.append(
+            f"  {facts['left_out_files']} files, {format_size(facts['left_out_bytes'])}, fit no more and are not kept"
+        )
+    return "\n".join(lines)
+
+
+def _show(socket: Path, request: Mapping[str, Any], *, quiet: bool) -> None:
+    """Ask the running spoke, say what it will do, draw a progress bar on stderr; raises what it answered."""
+    # Drawing takes a fifth of a second to import, which pin and unpin need not wait for.
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from spoke.warm import in_words
+
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    described = TextColumn("{task.description}")
+    with Progress(described, *columns, console=Console(stderr=True), disable=quiet) as bar:
+        task = bar.add_task("warming", total=None)
+        for kind, facts in control.ask(socket, request_of("warm", request), timeout_s=limits.WARM_SILENCE_TIMEOUT_S):
+            if kind == "progress" and "estimate" in facts:
+                typer.echo(in_words(facts["estimate"]))
+                continue
+            if "files_done" in facts:
+                bar.update(
+                    task,
+                    total=facts["total_bytes"],
+                    completed=facts["verified_bytes"],
+                    description=f"{facts['files_done']}/{facts['files']} files",
+                )
+            if kind == "result":
+                typer.echo(_outcome(facts))
+
+
+def request_of(command: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As a line of the control socket. Raises UsageError for one that is too long."""
+    named = {"command": command, **request}
+    paths = request.get("paths") or []
+    length_bytes = sum(len(path) + 4 for path in paths)
+    if length_bytes > limits.CONTROL_LINE_MAX_BYTES // 2:
+        raise UsageError(f"{len(paths)} paths are too many for one command: name the directories above them")
+    return named
+
+
+def _outcome(facts: Mapping[str, Any]) -> str:
+    if facts.get("dry_run"):
+        return "it fits; nothing was fetched"
+    if facts.get("background"):
+        return (
+            "begun; headrace-spoke status shows how far it is, and the same command without --no-wait waits for its end"
+        )
+    return f"{facts['files']} files, {facts['total_bytes']} bytes cached and verified, {facts['fetched_bytes']} of them fetched now"
+
+
+def _hex(root: str, paths: Sequence[str]) -> list[str]:
+    from spoke.selection import below
+
+    return [os.fsencode(below(root, path)).hex() for path in paths]
+
+
+def _rate(text: str | None) -> float | None:
+    if text is None:
+        return None
+    rate_bytes_per_s = parse_rate(text)
+    if not rate_bytes_per_s > 0:
+        raise UsageError(f"--rate {text}: it must be above 0, for example 500mbit")
+    return rate_bytes_per_s
+
+
+@contextmanager
+def _plan_file(plan: str | None) -> Iterator[str | None]:
+    """The spoke reads it, so it gets a name: what comes on stdin is put into a file for as long as the command lives."""
+    if plan != "-":
+        yield None if plan is None else os.path.abspath(plan)
+        return
+    with tempfile.NamedTemporaryFile(prefix="headrace-plan-") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+        yield file.name

@@ -1,0 +1,177 @@
+"""The warms of one spoke: what a request names, those under way, those that ended lately. Answers the control socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from common import limits
+from common.errors import HeadraceError, UsageError
+from common.log import get_logger
+from common.runtime import cancel_and_wait
+from spoke.cache.store import Store
+from spoke.fetcher import Fetcher
+from spoke.namespace.tree import Tree
+from spoke.orders.mapped import open_order
+from spoke.pins import Pins
+from spoke.prefetch.orders import Order
+from spoke.selection import Selection, read_plan
+from spoke.warm import Warmer, shown
+
+log = get_logger(__name__)
+Facts = Mapping[str, Any]
+
+
+class _Job:
+    """``state``: running, done, failed or broken off."""
+
+    def __init__(self, what: str, warmer: Warmer) -> None:
+        self.what = what
+        self.warmer = warmer
+        self.state = "running"
+        self.error: str | None = None
+
+    async def run(self) -> AsyncGenerator[Facts, None]:
+        """The warmer's progress; the end is kept here as well."""
+        try:
+            async with contextlib.aclosing(self.warmer.run()) as progress:
+                async for facts in progress:
+                    yield facts
+            self.state = "done"
+        except HeadraceError as error:
+            self.state, self.error = "failed", str(error)
+            raise
+        finally:
+            if self.state == "running":
+                self.state = "broken off"
+
+    def facts(self) -> Facts:
+        return {"what": self.what, "state": self.state, "error": self.error, **self.warmer.progress()}
+
+
+class Warming:
+    """``order(name)``: the order followed under a name. ``link_rate``: the best rate measured, bytes/s, 0 while unknown."""
+
+    def __init__(
+        self,
+        mountpoint: str,
+        tree: Tree,
+        store: Store,
+        fetcher: Fetcher,
+        pins: Pins,
+        clock: Callable[[], float],
+        *,
+        order: Callable[[str], Order | None],
+        link_rate: Callable[[], float],
+    ) -> None:
+        self._mountpoint = mountpoint
+        self._tree = tree
+        self._store = store
+        self._fetcher = fetcher
+        self._pins = pins
+        self._clock = clock
+        self._order = order
+        self._link_rate = link_rate
+        self._running: list[_Job] = []
+        self._ended: deque[_Job] = deque(maxlen=limits.WARM_JOBS_SHOWN)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def facts(self) -> list[Facts]:
+        """For ``status``: under way, then those that ended, the latest first."""
+        return [job.facts() for job in (*self._running, *reversed(self._ended))]
+
+    async def close(self) -> None:
+        await cancel_and_wait(*self._tasks)
+
+    async def answer(self, request: Mapping[str, Any]) -> AsyncGenerator[Facts, None]:
+        """First ``{"estimate": …}``, then progress, and at last the outcome. Raises UsageError or HeadraceError with the reason.
+
+        In the request: ``paths`` (hex), ``plan`` (a file), ``order`` (the name of one that is followed, or a file), ``around_bytes``,
+        ``rate_bytes_per_s``, ``pin``, ``wait``, ``dry_run``.
+        """
+        if len(self._running) >= limits.WARM_JOBS_MAX:
+            raise UsageError(f"{len(self._running)} warms are under way, which is the limit: wait for one of them")
+        selection, what = await self._select(request)
+        rate_bytes_per_s = request.get("rate_bytes_per_s")
+        warmer = Warmer(
+            selection,
+            self._store,
+            self._fetcher,
+            self._clock,
+            rate_bytes_per_s=rate_bytes_per_s,
+            link_rate=self._link_rate,
+        )
+        estimate = await warmer.estimate(self._pins.pinned_beside(selection.files))
+        yield {"estimate": shown(estimate)}
+        estimate.check()
+        if request.get("dry_run"):
+            yield {"estimate": shown(estimate), "dry_run": True}
+            return
+        if request.get("pin"):
+            await self._pins.pin(selection.pin_paths)
+        job = _Job(what, warmer)
+        if request.get("wait", True):
+            with self._listed(job):
+                async with contextlib.aclosing(job.run()) as progress:
+                    async for facts in progress:
+                        yield facts
+            return
+        task = asyncio.create_task(self._in_background(job), name="warm in background")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        yield {"background": True, **warmer.progress()}
+
+    async def _in_background(self, job: _Job) -> None:
+        with self._listed(job):
+            try:
+                async for _ in job.run():
+                    pass
+            except HeadraceError as error:
+                log.error("warm failed", what=job.what, error=str(error))
+            else:
+                log.info("warm is done", what=job.what)
+
+    @contextlib.contextmanager
+    def _listed(self, job: _Job) -> Any:
+        self._running.append(job)
+        try:
+            yield
+        finally:
+            self._running.remove(job)
+            self._ended.append(job)
+
+    async def _select(self, request: Mapping[str, Any]) -> tuple[Selection, str]:
+        """What is named, and how to call it."""
+        selection = Selection()
+        plan, order_name = request.get("plan"), request.get("order")
+        around_bytes = int(request.get("around_bytes") or 0)
+        paths = [
+            bytes.fromhex(path) for path in request.get("paths", [""] if plan is None and order_name is None else [])
+        ]
+        words = [os.fsdecode(path) or "all" for path in paths]
+        selection.add_paths(self._tree, paths)
+        if plan is not None:
+            words.append(f"plan {plan}")
+            ranges = await asyncio.to_thread(read_plan, Path(plan), self._mountpoint, around_bytes)
+            await selection.add_ranges(self._tree, ranges, str(plan))
+        if order_name is not None:
+            words.append(f"order {order_name}")
+            await selection.add_order(self._tree, await self._find_order(str(order_name)), around_bytes)
+        what = ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
+        return selection, what
+
+    async def _find_order(self, name: str) -> Order:
+        found = self._order(name) or self._order(f"plan:{name}")  # a declared plan is shown without that
+        if found is not None:
+            return found
+        if "/" not in name:
+            raise UsageError(
+                f"no order {name!r} is followed (headrace-spoke plan {self._mountpoint} list shows them); an order file is named "
+                "by a path with a /"
+            )
+        return await asyncio.to_thread(open_order, Path(name))
