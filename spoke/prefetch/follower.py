@@ -10,35 +10,32 @@ after a jump. What was predicted and not read counts against the order, which th
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from spoke.prefetch.chains import FileFacts
-from spoke.prefetch.cursor import PIECE_BYTES, PIECE_SHIFT, Cursor, Item, Marks, Run, State
+from spoke.prefetch.cursor import PIECE_BYTES, Cursor, Item, Marks, Run, State
 from spoke.prefetch.gate import Gate
-from spoke.prefetch.lockon import Candidate, Found, Votes
+from spoke.prefetch.lockon import Finder, Found
+from spoke.prefetch.next_use import NEVER, steps_until
 from spoke.prefetch.orders import Order, Reason
+from spoke.prefetch.predictions import Predictions
+from spoke.prefetch.shapes import Shapes, make_room
 from spoke.prefetch.source import FAULT_BYTES
 
-NEVER = 1 << 40
-"""Steps until the next use of what an order will not use again."""
+__all__ = ["NEVER", "Ahead", "Follower"]
 
 _PAGE = 4096
 _ITEM_MAX_BYTES = (
     PIECE_BYTES + 2 * FAULT_BYTES
 )  # more only with the largest readahead: an item then passes the budget once
-_FILE_SHIFT = 40
 _SHARE_FADE = 1 / 64
 _TOGETHER_STEPS = 32
-_USED_ALREADY_MAX = 8
 _TRUSTED_SHARE = 0.5
 _LANES_STARTED_MAX = 8
 _VAIN_EVERY = 8
-_SHAPE_MAX = 8
-_ORDER_SHAPE_MAX = 64
-_TOTAL_EVERY = 4096
 _ASKED_FADE = 1 / 32
 _FORGET_EVERY = 1024
 _QUIET_MAX_BYTES = 4 * EXTENT_BYTES
@@ -72,16 +69,11 @@ class Follower:
         self._asked_share = 1.0
         self._cursors: list[Cursor] = []
         self._hungry: OrderedDict[int, Cursor] = OrderedDict()
-        self._by_place: dict[int, list[Item]] = {}
+        self._predictions = Predictions()
         self._marks = Marks()
-        self._votes = Votes()
+        self._shapes = Shapes(as_recorded=order.reason is Reason.LEARNED)
+        self._finder = Finder(order, self._shapes)
         self._reads = 0
-        self._vain = 0
-        self._total_steps = 0
-        self._fault_votes = 0
-        self._fault_by_file: dict[int, int] = {}
-        self._fault_bytes = FAULT_BYTES
-        self._fault_bytes_by_file: dict[int, int] = {}
         self._files: dict[int, FileFacts] = {}
         self._numbers: dict[bytes, int | None] = {}
 
@@ -97,7 +89,7 @@ class Follower:
 
     def grew(self, now_s: float) -> None:
         """The order got longer."""
-        self._total_steps = 0
+        self._finder.grew()
         self.start(now_s)
         for cursor in self._cursors:
             cursor.is_at_end = False
@@ -133,13 +125,12 @@ class Follower:
             return None
         self._reads += 1
         self._cap_bytes = cap_bytes
-        if fault_bytes != self._fault_bytes or self._fault_bytes_by_file:
-            self._learn_fault_size(file, fault_bytes)
+        self._shapes.opened_with(file, fault_bytes)
         end_bytes = start_bytes + length_bytes
         seed = self._match(file, start_bytes, end_bytes)
         self.share += ((seed is not None) - self.share) * _SHARE_FADE
         if seed is None:
-            found = self._look_up(file, start_bytes, length_bytes)
+            found = self._finder.look_up(file, start_bytes, length_bytes)
             if found is not None:
                 self._lock(now_s, found, file)
             if not self._reads % _VAIN_EVERY:
@@ -218,13 +209,12 @@ class Follower:
         file = self.number_of(version) if cursors and self.gate.is_open else None
         if file is None:
             return None
-        around_bytes = self._fault_size(file) // 2 if self._faults(file) else 0
+        around_bytes = self._shapes.fault_bytes(file) // 2 if self._shapes.faults(file) else 0
         start_bytes = max(0, extent_index * EXTENT_BYTES - around_bytes)
         end_bytes = (extent_index + 1) * EXTENT_BYTES + around_bytes
-        best = NEVER
-        for lane in {cursor.lane for cursor in cursors}:
-            best = min(best, self._next_in_lane(cursors, lane, file, start_bytes, end_bytes))
-        return best
+        return steps_until(
+            self.order, cursors, self._marks, file, start_bytes, end_bytes, again=self.order.reason is Reason.LEARNED
+        )
 
     def facts(self) -> Mapping[str, Any]:
         """For ``status``; sizes in bytes, positions and lengths in steps."""
@@ -264,7 +254,7 @@ class Follower:
         try:
             return self._numbers[version]
         except KeyError:
-            self._make_room(self._numbers)
+            make_room(self._numbers)
             number = self._numbers[version] = self.order.file_of(version)
             return number
 
@@ -272,19 +262,11 @@ class Follower:
 
     def _match(self, file: int, start_bytes: int, end_bytes: int) -> Item | None:
         """The prediction that a READ fulfils, it and its companions now marked as read; None if there is none."""
-        by_place, base = self._by_place, file << _FILE_SHIFT
-        places = range(
-            start_bytes >> PIECE_SHIFT, min((end_bytes - 1 >> PIECE_SHIFT) + 1, (start_bytes >> PIECE_SHIFT) + 64)
-        )
-        hits: list[Item] = []
-        for place in places:
-            for item in by_place.get(base | place, ()):
-                if item.start_bytes & ~4095 < end_bytes and item.end_bytes > start_bytes:
-                    hits.append(item)
+        hits = self._predictions.touched(file, start_bytes, end_bytes)
         if not hits:
             return None
         length_bytes = end_bytes - start_bytes
-        fault_bytes = self._fault_size(file)
+        fault_bytes = self._shapes.fault_bytes(file)
         anchor_bytes = start_bytes + fault_bytes // 2 if length_bytes == fault_bytes else -1
         seed: Item | None = None
         best = (2, NEVER)
@@ -299,7 +281,7 @@ class Follower:
             if rank < best:
                 seed, best = item, rank
         assert seed is not None
-        faults = self._faults(file)
+        faults = self._shapes.faults(file)
         if best[0] and not self._goes_on(seed, start_bytes, end_bytes, is_fault=faults and length_bytes == fault_bytes):
             self._cover(hits, start_bytes, end_bytes, None)
             return None  # somebody else's read that touches a prediction by chance
@@ -370,7 +352,7 @@ class Follower:
             trail.append(item)
         forgotten_before = cursor.front - 4 * slack
         while trail and (trail[0].position < forgotten_before or len(trail) > limits.ORDER_AHEAD_MAX_STEPS):
-            self._unlist(trail.popleft())
+            self._predictions.remove(trail.popleft())
 
     def _expire_old(self, cursor: Cursor) -> None:
         """What should have been read long ago, by the number of reads seen since, will not be."""
@@ -395,34 +377,9 @@ class Follower:
 
     # --- finding places ----------------------------------------------------------------------------------
 
-    def _look_up(self, file: int, start_bytes: int, length_bytes: int) -> Found | None:
-        if self._vain > limits.ORDER_LOOKUPS_IN_VAIN and self._reads % _VAIN_EVERY:
-            return None
-        self._vain += 1
-        order, most = self.order, limits.ORDER_CANDIDATES_MAX
-        candidates = [
-            Candidate(lane, position, fault=False)
-            for lane, position in order.find(file, start_bytes, start_bytes + _PAGE, most)
-        ]
-        fault_bytes = self._fault_size(file)
-        if length_bytes == fault_bytes and start_bytes % fault_bytes:
-            anchor_bytes = start_bytes + fault_bytes // 2
-            known = {(lane, position) for lane, position, _ in candidates}
-            candidates += [
-                Candidate(lane, position, fault=True)
-                for lane, position in order.find(file, anchor_bytes, anchor_bytes + _PAGE, most)
-                if (lane, position) not in known
-            ]
-        if not candidates:
-            return None
-        candidates.sort()
-        if not self._total_steps or not self._vain % _TOTAL_EVERY:
-            self._total_steps = sum(order.length(lane) - order.first(lane) for lane in range(order.lane_count))
-        return self._votes.add(candidates, self._total_steps)
-
     def _lock(self, now_s: float, found: Found, file: int) -> None:
         """Somebody reads at these positions of a lane."""
-        self._vain = 0
+        self._finder.found()
         lane, positions = found.lane, found.positions
         self._learn_shape(file, 2 if found.fault else -2)
         marks = self._marks
@@ -466,9 +423,9 @@ class Follower:
             if item.state is not State.READ:
                 self._expire(item)
                 self._marks.clear(cursor.lane, item.position)
-            self._unlist(item)
+            self._predictions.remove(item)
         for item in cursor.trail:
-            self._unlist(item)
+            self._predictions.remove(item)
 
     def _hand_over(self, cursor: Cursor) -> None:
         """What was predicted just ahead of another place in the lane is that one's from now on: it will come there.
@@ -538,8 +495,7 @@ class Follower:
         cursor.ahead_bytes += item.cost_bytes
         item.foretold_at_read = self._reads
         cursor.items.append(item)
-        for key in self._places(item):
-            self._by_place.setdefault(key, []).append(item)
+        self._predictions.add(item)
         return item
 
     def _wrap(self, now_s: float, cursor: Cursor) -> None:
@@ -558,8 +514,8 @@ class Follower:
         """Blocks of the READ that the kernel will send: (first, end)."""
         size_bytes = self._facts_of(item.file).size_bytes
         page_bytes = item.start_bytes & ~4095
-        if self._faults(item.file):
-            fault_bytes = self._fault_size(item.file)
+        if self._shapes.faults(item.file):
+            fault_bytes = self._shapes.fault_bytes(item.file)
             half = fault_bytes // 2
             last_bytes = item.end_bytes - 1
             end_bytes = page_bytes + half * (1 + (last_bytes - page_bytes) // half)
@@ -573,26 +529,13 @@ class Follower:
     def _ahead(self, file: int, first_block: int, end_block: int) -> Ahead:
         return Ahead(self._facts_of(file), BlockRange(first_block, end_block - first_block))
 
-    def _places(self, item: Item) -> tuple[int, ...]:
-        base = item.file << _FILE_SHIFT
-        first, last = item.start_bytes >> PIECE_SHIFT, item.end_bytes - 1 >> PIECE_SHIFT
-        return (base | first,) if first == last else (base | first, base | last)
-
-    def _unlist(self, item: Item) -> None:
-        for key in self._places(item):
-            found = self._by_place.get(key)
-            if found is not None and item in found:
-                found.remove(item)
-                if not found:
-                    del self._by_place[key]
-
     def _predict_anew(self, cursor: Cursor) -> None:
         """READs turn out to have another shape than was predicted: what is present of them already is not fetched twice."""
         unread = [item for item in cursor.items if item.state is not State.READ]
         if not unread:
             return
         for item in unread:
-            self._unlist(item)
+            self._predictions.remove(item)
             self._marks.clear(cursor.lane, item.position)
         cursor.items = deque(item for item in cursor.items if item.state is State.READ)
         cursor.ahead_bytes = 0
@@ -604,64 +547,15 @@ class Follower:
     # --- the shape of READs, and what is kept at hand ------------------------------------------------------
 
     def _learn_shape(self, file: int, vote: int) -> None:
-        """``vote`` above 0: the file is read by page faults; below: by exact reads."""
-        known = self._fault_by_file.get(file, 0)
-        if known == (_SHAPE_MAX if vote > 0 else -_SHAPE_MAX):
-            return  # as sure as can be
-        before = self._faults(file), self._fault_votes > 0
-        self._make_room(self._fault_by_file)
-        votes = known + vote
-        self._fault_by_file[file] = max(-_SHAPE_MAX, min(_SHAPE_MAX, votes))
-        self._fault_votes = max(-_ORDER_SHAPE_MAX, min(_ORDER_SHAPE_MAX, self._fault_votes + vote))
-        if before != (self._faults(file), self._fault_votes > 0):
+        if self._shapes.vote(file, vote):
             for cursor in self._cursors:
                 self._predict_anew(cursor)
-
-    def _faults(self, file: int) -> bool:
-        return (self._fault_by_file.get(file, 0) or self._fault_votes) > 0
-
-    def _fault_size(self, file: int) -> int:
-        """What a fault moves there: the kernel's readahead when the file was opened; of files not read yet, the latest seen."""
-        return self._fault_bytes_by_file.get(file, self._fault_bytes)
-
-    def _learn_fault_size(self, file: int, fault_bytes: int) -> None:
-        if self._fault_size(file) != fault_bytes or file not in self._fault_bytes_by_file:
-            self._make_room(self._fault_bytes_by_file)
-            self._fault_bytes_by_file[file] = fault_bytes
-        self._fault_bytes = fault_bytes
 
     def _facts_of(self, file: int) -> FileFacts:
         facts = self._files.get(file)
         if facts is None:
-            self._make_room(self._files)
-            self._make_room(self._numbers)
+            make_room(self._files)
+            make_room(self._numbers)
             facts = self._files[file] = self.order.files[file]
             self._numbers[facts.version] = file
         return facts
-
-    def _next_in_lane(self, cursors: Sequence[Cursor], lane: int, file: int, start_bytes: int, end_bytes: int) -> int:
-        """Steps from the nearest place before it to the next use in a lane that was not read yet."""
-        order, marks = self.order, self._marks
-        fronts = sorted(cursor.front for cursor in cursors if cursor.lane == lane)
-        position = max(
-            order.first(lane), min(int(cursor.front - cursor.spread) for cursor in cursors if cursor.lane == lane)
-        )
-        for _ in range(_USED_ALREADY_MAX):
-            found = order.next_position(lane, file, start_bytes, end_bytes, position)
-            if found is None:
-                if order.reason is not Reason.LEARNED:
-                    return NEVER
-                found = order.next_position(lane, file, start_bytes, end_bytes, order.first(lane))
-                left = order.length(lane) - fronts[0]
-                return NEVER if found is None else left + found - order.first(lane)
-            position = found
-            if not marks.is_read(lane, found):
-                break
-            position += 1
-        before = [front for front in fronts if front < position]
-        return max(0, position - (before[-1] if before else fronts[0]))
-
-    @staticmethod
-    def _make_room(known: dict[Any, Any]) -> None:
-        if len(known) >= limits.ORDER_FILES_KNOWN_MAX:
-            known.clear()
