@@ -607,6 +607,10 @@ ORDER_AHEAD_MAX_STEPS = 8192
 ORDER_TRAIL_MIN_STEPS = 256
 """How far behind the furthest read of a place a step may be read and count as in time; more when workers are seen further apart."""
 
+ORDER_WINDOW_MIN_BYTES = 8 * 1024 * 1024
+"""Smallest window of a place in an order, where the cache has room for it: all workers of a lane may ask for a batch at once,
+and an order says what that will be, whatever rate they had on average."""
+
 ORDER_SPREAD_MAX_STEPS = 4096
 """Beyond this distance workers of a lane are followed as places of their own."""
 
@@ -789,7 +793,7 @@ ORDER_LOAD_TIMEOUT_S = 60.0
 # --- succession: orders learned from what is read (spoke/prefetch/succession, spoke/orders/learner) -----------
 
 LEARN_MEMORY_BYTES = 128 * 1024 * 1024
-"""Default of the setting ``learn_memory``, for all that is being recorded: 1.4 million steps, 170 GiB read by page faults. A longer
+"""Default of the setting ``learn_memory``, for all that is being recorded: a million steps, 128 GiB read by page faults. A longer
 epoch becomes several orders."""
 
 LEARN_MIN_STEPS = 64
@@ -803,6 +807,9 @@ LEARN_REST_S = 1800.0
 
 LEARN_SEGMENT_STEPS = 1 << 16
 """Steps of a learned order file that are sorted together. Smaller than elsewhere: writing and checking it share the daemon's lock."""
+
+LEARN_PIECE_MAX_STEPS = 1 << 15
+"""Steps of a recording's index that are sorted at once on the loop (some 4 ms). More pieces instead: each costs a look-up 1 µs."""
 
 LEARN_SLICE_STEPS = 1 << 13
 """Steps copied at once while a learned order is written, between two looks whether the daemon stops."""

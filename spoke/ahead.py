@@ -99,6 +99,12 @@ class Ahead:
         self._planner.add_order(self._clock(), order)
         self._orders_changed()
 
+    def replace_order(self, former: str, order: Order) -> None:
+        """Follow an order in the place of one that has the same steps. Raises OrderError, as ``add_order``."""
+        if self._planner is not None:
+            self._planner.replace_order(self._clock(), former, order)
+            self._orders_changed()
+
     def order_grew(self, name: str) -> None:
         """Steps were added to an order that is followed."""
         if self._planner is not None:

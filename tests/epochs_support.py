@@ -14,7 +14,8 @@ from spoke.orders.growing import GrowingOrder
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.orders import Reason, Step
 from spoke.prefetch.planner import Planner
-from spoke.prefetch.succession import OrderRecorder, Recording
+from spoke.prefetch.recording import Recording
+from spoke.prefetch.succession import OrderRecorder
 
 
 @dataclass
@@ -53,9 +54,10 @@ class Learning:
         assert recording is not None
         self.recordings.append(recording)
         if recording.explained_share >= 0.9:
+            self.planner.drop_order(recording.name)
             return
         order = order_of(recording, f"learned:{len(self.recordings)}")
-        self.planner.add_order(self.job.now_s, order)
+        self.planner.replace_order(self.job.now_s, recording.name, order)
         self._followed.append(order.name)
         if len(self._followed) > 2:
             self.planner.drop_order(self._followed.pop(0))

@@ -43,7 +43,7 @@ _BARREN_SHARE = 256  # after a search of everything in vain: the traffic, as a s
 _FRESH_PER_CHOICE = 8
 _FORESEEN_SAMPLE = 16
 _FORESEEN_MAX = 64
-_FORESEEN_TRIES = 6
+_FORESEEN_TRIES = 16
 
 NextUse = Callable[[bytes, int], int | None]
 """(version, extent) -> steps until its next use, very many for "never again"; None: in no order."""

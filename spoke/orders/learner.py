@@ -21,8 +21,9 @@ from common.errors import HeadraceError
 from common.log import get_logger
 from spoke.orders.shelf import OrderShelf
 from spoke.orders.writer import OrderWriter
-from spoke.prefetch.orders import Reason
-from spoke.prefetch.succession import OrderRecorder, Recording
+from spoke.prefetch.orders import Order, Reason
+from spoke.prefetch.recording import Recording
+from spoke.prefetch.succession import OrderRecorder
 
 log = get_logger(__name__)
 
@@ -37,6 +38,8 @@ class Knows(Protocol):
     """Who follows orders: how many reads each has foretold or placed so far."""
 
     def orders(self) -> Sequence[Mapping[str, Any]]: ...
+    def drop_order(self, name: str) -> bool: ...
+    def replace_order(self, former: str, order: Order) -> None: ...
 
 
 def is_learned_file(path: Path) -> bool:
@@ -101,6 +104,7 @@ class Learner:
             try:
                 await self._judge(recording)
             except (HeadraceError, OSError) as error:
+                self._knows.drop_order(recording.name)
                 self.outcomes["failed"] += 1
                 log.warning("an order that was read is not kept", error=str(error))
 
@@ -109,6 +113,7 @@ class Learner:
         followed = [name for name, share in shares.items() if share >= _FOLLOWED_SHARE]
         if recording.explained_share >= _EXPLAINED_SHARE:
             self.outcomes["known"] += 1
+            self._knows.drop_order(recording.name)
             for name in followed:
                 await self._prove(name)
             return
@@ -119,7 +124,8 @@ class Learner:
         await asyncio.to_thread(self._write, path, name, recording)
         if self._closing:
             return  # it lies there for the next start
-        await self._shelf.load(path)
+        # Whoever follows the recording already goes on along the file.
+        await self._shelf.load(path, lambda order: self._knows.replace_order(recording.name, order))
         for former in followed:
             await self._shelf.drop(former)
         self.outcomes["kept"] += 1

@@ -65,8 +65,11 @@ class OrderShelf:
                 log.warning("an order is given up", path=str(path), error=str(error))
                 await asyncio.to_thread(_remove, path)
 
-    async def load(self, path: Path) -> Mapping[str, Any]:
-        """Follow the order in a file of this directory; one of the same name is replaced. Raises OrderError, UsageError, DiskError."""
+    async def load(self, path: Path, follow: Callable[[Order], None] | None = None) -> Mapping[str, Any]:
+        """Follow the order in a file of this directory; one of the same name is replaced. Raises OrderError, UsageError, DiskError.
+
+        ``follow``: how, if not as any other.
+        """
         if self._follower is None:
             raise UsageError("this spoke fetches nothing ahead (--no-prefetch), so it follows no order")
         if path.parent != self.directory or not path.name.endswith(_ENDING):
@@ -84,7 +87,7 @@ class OrderShelf:
             self._follower.drop_order(order.name)
             if former != path:
                 await asyncio.to_thread(_remove, former)
-        self._follower.add_order(order)
+        (follow or self._follower.add_order)(order)
         self._paths[order.name] = path
         return {"name": order.name, "lanes": order.lane_count, "steps": order.step_count}
 

@@ -10,7 +10,7 @@ after a jump. What was predicted and not read counts against the order, which th
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from common import limits
@@ -22,6 +22,7 @@ from spoke.prefetch.lockon import Finder, Found
 from spoke.prefetch.next_use import NEVER, steps_until
 from spoke.prefetch.orders import Order, Reason
 from spoke.prefetch.predictions import Predictions
+from spoke.prefetch.recording import Recording
 from spoke.prefetch.shapes import Shapes, make_room
 from spoke.prefetch.source import FAULT_BYTES
 
@@ -36,10 +37,10 @@ _TOGETHER_STEPS = 32
 _TRUSTED_SHARE = 0.5
 _LANES_STARTED_MAX = 8
 _VAIN_EVERY = 8
-_ASKED_FADE = 1 / 32
 _FORGET_EVERY = 1024
 _QUIET_MAX_BYTES = 4 * EXTENT_BYTES
 _WRAP_SHARE = 4
+_WRAP_BYTES_SHARE = 64
 
 
 class Ahead(NamedTuple):
@@ -50,10 +51,16 @@ class Ahead(NamedTuple):
 
 
 class Follower:
-    """``latency_s`` and ``cap_bytes`` come in with each read: from asking to having, and how far one place may run ahead."""
+    """``latency_s`` and ``cap_bytes`` come in with each read: from asking to having, and how far one place may run ahead.
 
-    def __init__(self, order: Order) -> None:
+    ``unread_bytes``: of blocks of a version, those that were fetched ahead, came, and were not read.
+    """
+
+    def __init__(self, order: Order, unread_bytes: Callable[[bytes, BlockRange], int]) -> None:
         self.order = order
+        self._unread_bytes = unread_bytes
+        self._is_learned = order.reason is Reason.LEARNED
+        self._comes_again = self._is_learned and not isinstance(order, Recording)
         self.gate = (
             Gate(limits.LEARN_GATE_ALLOWANCE_BYTES, limits.LEARN_GATE_WASTE_SHARE)
             if order.reason is Reason.LEARNED
@@ -66,7 +73,6 @@ class Follower:
         """Of the last reads of the order's files, those it had foretold or could place."""
         self._paused_until_s = 0.0
         self._cap_bytes = limits.PREFETCH_START_BYTES
-        self._asked_share = 1.0
         self._cursors: list[Cursor] = []
         self._hungry: OrderedDict[int, Cursor] = OrderedDict()
         self._predictions = Predictions()
@@ -100,9 +106,16 @@ class Follower:
         if self._numbers.get(version) is not None:
             self._paused_until_s = now_s + limits.PREFETCH_FAILURE_PAUSE_S
 
-    def asked(self, planned_bytes: int, asked_bytes: int) -> None:
-        """Of what it planned, so much was neither cached nor under way. The rest costs nothing when it is not read, or read unseen."""
-        self._asked_share += (asked_bytes / planned_bytes - self._asked_share) * _ASKED_FADE
+    def take_over(self, order: Order) -> None:
+        """Go on along an order with the same steps and files: what was being recorded, now as a whole."""
+        self.order = self._finder.order = order
+        self._comes_again = self._is_learned
+        self.grew(0.0)
+
+    def evicted(self, wasted_bytes: int) -> None:
+        """So much of what it fetched left the cache before anybody read it."""
+        self.wasted_bytes += wasted_bytes
+        self.gate.wasted(wasted_bytes)
 
     def read(
         self,
@@ -147,10 +160,13 @@ class Follower:
             late=late,
             latency_s=latency_s,
             cap_bytes=cap_bytes,
+            least_bytes=min(limits.ORDER_WINDOW_MIN_BYTES, cap_bytes // 2),
         )
         self._leave_behind(cursor)
         self._feed(cursor)
-        if cursor.is_at_end and self.order.reason is Reason.LEARNED:
+        if cursor.is_later_pass and self._is_past_middle(cursor):
+            self._begin_pass(cursor)
+        if cursor.is_at_end and self._comes_again:
             self._wrap(now_s, cursor)
         if not self.matched_reads % _FORGET_EVERY and self.order.reason is Reason.PLAN:
             self._forget(cursor.lane)
@@ -200,6 +216,11 @@ class Follower:
         ) is not None
 
     @property
+    def is_at_work(self) -> bool:
+        """Somebody was found in it."""
+        return bool(self._cursors)
+
+    @property
     def active_count(self) -> int:
         return len(self._cursors)
 
@@ -212,9 +233,7 @@ class Follower:
         around_bytes = self._shapes.fault_bytes(file) // 2 if self._shapes.faults(file) else 0
         start_bytes = max(0, extent_index * EXTENT_BYTES - around_bytes)
         end_bytes = (extent_index + 1) * EXTENT_BYTES + around_bytes
-        return steps_until(
-            self.order, cursors, self._marks, file, start_bytes, end_bytes, again=self.order.reason is Reason.LEARNED
-        )
+        return steps_until(self.order, cursors, self._marks, file, start_bytes, end_bytes, again=self._comes_again)
 
     def facts(self) -> Mapping[str, Any]:
         """For ``status``; sizes in bytes, positions and lengths in steps."""
@@ -265,6 +284,8 @@ class Follower:
         hits = self._predictions.touched(file, start_bytes, end_bytes)
         if not hits:
             return None
+        if self._is_learned:
+            return self._match_recorded(hits, start_bytes, end_bytes)
         length_bytes = end_bytes - start_bytes
         fault_bytes = self._shapes.fault_bytes(file)
         anchor_bytes = start_bytes + fault_bytes // 2 if length_bytes == fault_bytes else -1
@@ -295,6 +316,28 @@ class Follower:
             self._consume(seed)
             seed.cursor.moved_to(seed.position)
         self._cover(hits, start_bytes, end_bytes, None if faults else seed)
+        return seed
+
+    def _match_recorded(self, hits: list[Item], start_bytes: int, end_bytes: int) -> Item | None:
+        """READs that were recorded come again, but not one by one: where the kernel cuts them depends on what it has by then.
+
+        So any that touches what comes about now is that, and one that begins with a prediction is so anywhere.
+        """
+        seed: Item | None = None
+        best = (2, True, 0)
+        for item in hits:
+            cursor = item.cursor
+            distance = abs(item.position - cursor.front - 1)
+            is_near = distance <= 2 * cursor.spread + _TOGETHER_STEPS
+            if not is_near and item.start_bytes & ~4095 != start_bytes:
+                continue
+            rank = (item.state is State.READ, not is_near, distance)
+            if rank < best:
+                seed, best = item, rank
+        self._cover(hits, start_bytes, end_bytes, seed)
+        if seed is not None and seed.state is not State.READ:
+            self._consume(seed)
+            seed.cursor.moved_to(seed.position)
         return seed
 
     @staticmethod
@@ -366,7 +409,9 @@ class Follower:
     def _expire(self, item: Item) -> None:
         if item.state is State.ASKED:
             item.cursor.ahead_bytes -= item.cost_bytes
-            item.cost_bytes = int(item.cost_bytes * self._asked_share)
+            # What was cached before costs nothing, and what the kernel had in its own cache it has read from here.
+            first, end = self._range(item)
+            item.cost_bytes = self._unread_bytes(self._facts_of(item.file).version, BlockRange(first, end - first))
             self.wasted_bytes += item.cost_bytes
             self.gate.wasted(item.cost_bytes)
             item.state = State.EXPIRED
@@ -388,7 +433,8 @@ class Follower:
             marks.clear_from(lane, positions[0])
         for position in positions:
             marks.set(lane, position, read=True)
-        window_bytes = min(len(positions) * 8 * EXTENT_BYTES, 2 * limits.PREFETCH_START_BYTES, self._cap_bytes)
+        evidence_bytes = len(positions) * (1 if self._is_learned else 8) * EXTENT_BYTES
+        window_bytes = min(evidence_bytes, 2 * limits.PREFETCH_START_BYTES, self._cap_bytes)
         cursor = Cursor(now_s, lane, positions[-1], window_bytes)
         cursor.next_position = positions[0] + 1
         cursor.spread = positions[-1] - positions[0]
@@ -504,11 +550,27 @@ class Follower:
         first, length = order.first(lane), order.length(lane)
         if (length - cursor.front) * _WRAP_SHARE > length - first:
             return
-        middle = (first + length) // 2
-        if any(other.lane == lane and other.front < middle for other in self._cursors):
+        if any(other.lane == lane and not self._is_past_middle(other) for other in self._cursors):
             return  # begun already
         self._marks.clear_from(lane, first)
-        self._add(Cursor(now_s, lane, first - 1, min(limits.PREFETCH_START_BYTES, self._cap_bytes)))
+        # It may not come again: what is fetched then is a small part of what was read.
+        epoch_bytes = int((length - first) * cursor.average_bytes)
+        window_bytes = min(limits.PREFETCH_START_BYTES, self._cap_bytes, epoch_bytes // _WRAP_BYTES_SHARE)
+        again = Cursor(now_s, lane, first - 1, window_bytes)
+        again.is_later_pass = True
+        self._add(again)
+
+    def _is_past_middle(self, cursor: Cursor) -> bool:
+        return 2 * cursor.front >= self.order.first(cursor.lane) + self.order.length(cursor.lane)
+
+    def _begin_pass(self, cursor: Cursor) -> None:
+        """Half a lane later those who were at its end are gone; what they marked as read is still to come."""
+        cursor.is_later_pass = False
+        for other in [other for other in self._cursors if other.lane == cursor.lane and other is not cursor]:
+            if self._is_past_middle(other) and other.seen_at_read + limits.ORDER_IDLE_READS // 2 < self._reads:
+                self._give_up(other)
+        if not any(other.lane == cursor.lane and other.front > cursor.front for other in self._cursors):
+            self._marks.clear_from(cursor.lane, cursor.next_position)
 
     def _range(self, item: Item) -> tuple[int, int]:
         """Blocks of the READ that the kernel will send: (first, end)."""

@@ -16,6 +16,7 @@ from spoke.prefetch.chains import FileFacts, NextFile
 from spoke.prefetch.following import Following
 from spoke.prefetch.guesses import Guesses
 from spoke.prefetch.orders import Order
+from spoke.prefetch.recording import Recording
 from spoke.prefetch.scorecard import Ledger, Scorecard
 from spoke.prefetch.source import Fetch, ReadSeen
 from spoke.prefetch.succession import OrderRecorder
@@ -63,6 +64,7 @@ class Planner:
         windows_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
     ) -> None:
         self._recorder = recorder
+        self._recording: Recording | None = None
         self.scorecard = Scorecard()
         self._ledger = Ledger(self.scorecard)
         self._latency = Latency()
@@ -77,6 +79,8 @@ class Planner:
         self._following = Following(
             self._ledger, self._latency, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes
         )
+        if recorder is not None:
+            recorder.on_drop = self._forget_recording
         self._handles: dict[int, FileFacts] = {}
         self._open_counts: dict[bytes, int] = {}
         self._quiet: dict[bytes, _Quiet] = {}
@@ -105,6 +109,10 @@ class Planner:
     def add_order(self, now_s: float, order: Order) -> None:
         """Follow an order from now on. Raises PlanTooLong when too many are followed, OrderError when its name is taken."""
         self._following.add(now_s, order)
+
+    def replace_order(self, now_s: float, former: str, order: Order) -> None:
+        """Follow an order in the place of ``former``, which has the same steps; from now on, if that is not followed."""
+        self._following.replace(now_s, former, order)
 
     def order_grew(self, now_s: float, name: str) -> None:
         """Steps were added to an order that is followed."""
@@ -176,6 +184,7 @@ class Planner:
         wasted = self._ledger.evicted(version, blocks)
         if wasted:
             self._guesses.evicted(version, blocks, wasted)
+            self._following.evicted(version, wasted)
 
     def is_quiet(self, version: bytes, offset_bytes: int, length_bytes: int) -> bool:
         """Take note of a read that was a hit, if it goes on where the last one ended and nothing is to be planned for it yet.
@@ -226,12 +235,15 @@ class Planner:
         self._ledger.read(now_s, seen.version, blocks, late=late)
         foretold = False
         quiet_bytes = None
-        if self._following.is_active:
+        if self._following.may_know:
             quiet_bytes = self._following.read(now_s, seen, other_streams=self._guesses.active_count)
         if self._recorder is not None:
             explained = quiet_bytes is not None and self._following.covers(seen.version)
             self._recorder.read(now_s, facts, seen.offset_bytes, seen.length_bytes, explained=explained)
-        if self._following.is_active:
+            if self._recorder.recording is not self._recording:
+                self._recording = self._recorder.recording
+                self._following.watch(now_s, self._recording)
+        if self._following.may_know:
             if quiet_bytes is not None:
                 if quiet_bytes - end_bytes >= _QUIET_FROM_READS * seen.length_bytes:
                     self._quiet[seen.version] = _Quiet(seen, quiet_bytes)
@@ -257,8 +269,11 @@ class Planner:
 
     def asked(self, fetch: Fetch, asked_bytes: int) -> None:
         """What the runner really asked for of a fetch: the rest was cached or under way."""
-        if fetch.stream_id < 0:
-            self._following.asked(fetch, asked_bytes)
+        if not asked_bytes:
+            self._ledger.failed(fetch.version, fetch.blocks)
+
+    def _forget_recording(self, recording: Recording) -> None:
+        self._following.drop(recording.name)
 
     def _score(self, seen: ReadSeen) -> None:
         score = self.scorecard

@@ -1,27 +1,23 @@
 """Writes down in which order places are read for the first time, and finds where that order begins anew: an epoch. Pure.
 
 A step is a READ as it came (a random page fault is one of 128 KiB); READs that go on where one of the last ones ended make
-it longer, up to an extent, so that a sweep costs one step a MiB. What was touched is remembered in a filter of some 32 bits
-a step: a place in a few hundred is taken for one read before, and left out. An epoch is over when its beginning is read
+it longer, up to an extent, so that a sweep costs one step a MiB. A place in a few hundred is taken for one read before
+(recording.PlaceFilter), and left out. An epoch is over when its beginning is read
 again, in its order, or when little else than what was read before is read for long (another shuffle of the same places).
 What a job reads twice meanwhile (an index, a validation set) is too little for either.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
-from typing import Literal
 
 from common import limits
 from common.blocks import EXTENT_BYTES
 from spoke.prefetch.chains import FileFacts
+from spoke.prefetch.recording import MAX_STEPS, PAGE_SHIFT, STEP_BYTES, Ended, Recording, Steps
 
-PAGE_SHIFT = 12
 _EXTENT_SHIFT = EXTENT_BYTES.bit_length() - 1
 _UNCUT_BYTES = 128 * 1024
-_FILE_SHIFT = 36
-"""Pages of a file: 256 TiB."""
 _ENDS = 64
 _HEAD_STEPS = 64
 _HEAD_SEEN = 40
@@ -32,74 +28,24 @@ _AGAIN_SHARE = 8
 _AGAIN_KEPT = 1024
 _NEW_AMONG_AGAIN = 3
 _NEW_MAX = 64
-_WORTH_JUMPS = 16
-_FILTER_BITS_PER_STEP = 32
-_STEP_BYTES = 24  # 16 in columns that grow by an eighth, and the filter
 _FILE_BYTES = 400
 _RECORDINGS = 3  # one grows, one waits, one is written
-_HASH, _HASH_OTHER, _MASK_64 = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, (1 << 64) - 1
-
-Ended = Literal["epoch", "job", "full", "stop"]
-
-
-class Steps:
-    """Columns of steps: file number, offset, length in bytes."""
-
-    __slots__ = ("files", "lengths", "offsets")
-
-    def __init__(self) -> None:
-        self.files = array("I")
-        self.offsets = array("Q")
-        self.lengths = array("I")
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def append(self, file: int, offset_bytes: int, length_bytes: int) -> int:
-        """Returns its row."""
-        self.files.append(file)
-        self.offsets.append(offset_bytes)
-        self.lengths.append(length_bytes)
-        return len(self.files) - 1
-
-
-class Recording:
-    """What was read in one epoch. ``jumps``: steps that do not go on where another ended. ``explained_bytes``: by orders followed."""
-
-    def __init__(self) -> None:
-        self.files: list[FileFacts] = []
-        self.steps = Steps()
-        self.jumps = 0
-        self.reads = 0
-        self.read_bytes = 0
-        self.explained_bytes = 0
-        self.ended: Ended = "epoch"
-
-    @property
-    def is_worth_it(self) -> bool:
-        """Long enough, and not just what is found from the reads alone, one file from its beginning to its end."""
-        return len(self.steps) >= limits.LEARN_MIN_STEPS and self.jumps >= _WORTH_JUMPS
-
-    @property
-    def explained_share(self) -> float:
-        return self.explained_bytes / max(1, self.read_bytes)
 
 
 class OrderRecorder:
     """``memory_bytes``: for all recordings, the one that grows, one that waits and one that is being written.
 
-    ``on_end`` is called when :meth:`take` has something.
+    ``on_end`` is called when :meth:`take` has something, ``on_drop`` with a recording that nobody will ever take.
     """
 
     def __init__(self, memory_bytes: int) -> None:
         each_bytes = memory_bytes // _RECORDINGS
-        self.max_steps = max(_HEAD_FROM_STEPS, each_bytes * 3 // 4 // _STEP_BYTES)
+        self.max_steps = min(MAX_STEPS, max(_HEAD_FROM_STEPS, each_bytes * 3 // 4 // STEP_BYTES))
         self.max_files = max(_HEAD_STEPS, each_bytes // 4 // _FILE_BYTES)
-        bits = (self.max_steps * _FILTER_BITS_PER_STEP).bit_length() - 1
-        self._filter_bytes = 1 << bits - 3
-        self._filter_shift = 64 - bits
         self.on_end: Callable[[], None] | None = None
+        self.on_drop: Callable[[Recording], None] | None = None
         self.epochs_total = 0
+        self._begun_total = 0
         self.dropped_total = 0
         """Recordings that were over before the one before them was taken."""
         self._finished: Recording | None = None
@@ -116,7 +62,7 @@ class OrderRecorder:
         recording.read_bytes += length_bytes
         if explained:
             recording.explained_bytes += length_bytes
-        number = self._numbers.get(file.version)
+        number = recording.file_of(file.version)
         if number is None:
             number = self._add_file(file)
         end_bytes = min(start_bytes + length_bytes, file.size_bytes)
@@ -144,13 +90,20 @@ class OrderRecorder:
 
     def reset(self) -> None:
         """Forget what was recorded."""
-        self._finished = None
+        finished, self._finished = self._finished, None
+        self._drop(finished)
+        self._drop(self._recording)
         self._begin()
 
     def take(self) -> Recording | None:
         """A recording that is over, once."""
         finished, self._finished = self._finished, None
         return finished
+
+    @property
+    def recording(self) -> Recording:
+        """The one that grows."""
+        return self._recording
 
     @property
     def steps(self) -> int:
@@ -160,10 +113,9 @@ class OrderRecorder:
     # --- inside ------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._recording = Recording()
-        self._numbers: dict[bytes, int] = {}
-        self._filter = bytearray(self._filter_bytes)
-        self._ends: dict[int, tuple[Steps, int]] = {}
+        self._begun_total += 1
+        self._recording = Recording(f"recording {self._begun_total}", self.max_steps)
+        self._ends: dict[int, tuple[bool, int]] = {}  # where a step ended: whether it is one read again, and its row
         self._head: set[int] = set()
         self._head_seen: set[int] = set()
         self._head_seen_from = 0
@@ -172,46 +124,37 @@ class OrderRecorder:
         self._new_count = 0
 
     def _add_file(self, file: FileFacts) -> int:
-        known = self._numbers.get(file.version)
+        known = self._recording.file_of(file.version)
         if known is not None:
             return known
         if len(self._recording.files) >= self.max_files:
             self._end("full")
-        number = self._numbers[file.version] = len(self._recording.files)
-        self._recording.files.append(file)
-        return number
+        return self._recording.add_file(file)
 
     def _touch(self, file: int, start_bytes: int, end_bytes: int) -> None:
-        ends = self._ends
-        place = file << _FILE_SHIFT | start_bytes >> PAGE_SHIFT
+        ends, recording = self._ends, self._recording
+        place = recording.place(file, start_bytes)
+        end_place = recording.place(file, end_bytes + (1 << PAGE_SHIFT) - 1)
         run = ends.pop(place, None)
         if run is not None:
-            steps, row = run
+            is_again, row = run
+            steps = self._again if is_again else recording.steps
             if (steps.offsets[row] ^ end_bytes - 1) >> _EXTENT_SHIFT == 0:
-                steps.lengths[row] += end_bytes - start_bytes
-                ends[file << _FILE_SHIFT | -(-end_bytes >> PAGE_SHIFT)] = run
+                if is_again:
+                    steps.lengths[row] += end_bytes - start_bytes
+                else:
+                    recording.lengthen(row, end_bytes - start_bytes)
+                ends[end_place] = run
                 return
-        touched = self._filter
-        one = (place * _HASH & _MASK_64) >> self._filter_shift
-        other = (place * _HASH_OTHER & _MASK_64) >> self._filter_shift
-        one_bit, other_bit = 1 << (one & 7), 1 << (other & 7)
-        one >>= 3
-        other >>= 3
-        if touched[one] & one_bit and touched[other] & other_bit:
-            self._read_again(file, start_bytes, end_bytes, place)
+        if not recording.seen.add(place):
+            self._read_again(file, start_bytes, end_bytes, place, end_place)
             return
-        touched[one] |= one_bit
-        touched[other] |= other_bit
-        recording = self._recording
         if run is None:
             recording.jumps += 1
-        steps = recording.steps
-        row = steps.append(file, start_bytes, end_bytes - start_bytes)
+        row = recording.append(file, start_bytes, end_bytes - start_bytes)
         if row < _HEAD_STEPS:
             self._head.add(place)
-        ends[file << _FILE_SHIFT | -(-end_bytes >> PAGE_SHIFT)] = (steps, row)
-        if len(ends) > _ENDS:
-            del ends[next(iter(ends))]
+        self._note_end(end_place, False, row)
         if self._again_count:
             self._new_count += 1
             if self._new_count > _NEW_MAX and self._new_count * _NEW_AMONG_AGAIN > self._again_count:
@@ -219,14 +162,16 @@ class OrderRecorder:
         if row + 1 >= self.max_steps:
             self._end("full")
 
-    def _read_again(self, file: int, start_bytes: int, end_bytes: int, place: int) -> None:
+    def _note_end(self, end_place: int, is_again: bool, row: int) -> None:
+        self._ends[end_place] = is_again, row
+        if len(self._ends) > _ENDS:
+            del self._ends[next(iter(self._ends))]
+
+    def _read_again(self, file: int, start_bytes: int, end_bytes: int, place: int, end_place: int) -> None:
         recording, again = self._recording, self._again
         self._again_count += 1
         if len(again) < _AGAIN_KEPT:
-            row = again.append(file, start_bytes, end_bytes - start_bytes)
-            self._ends[file << _FILE_SHIFT | -(-end_bytes >> PAGE_SHIFT)] = (again, row)
-            if len(self._ends) > _ENDS:
-                del self._ends[next(iter(self._ends))]
+            self._note_end(end_place, True, again.append(file, start_bytes, end_bytes - start_bytes))
         steps = len(recording.steps)
         if place in self._head and steps >= _HEAD_FROM_STEPS:
             if not self._head_seen or recording.reads - self._head_seen_from > _HEAD_WITHIN_READS:
@@ -244,6 +189,7 @@ class OrderRecorder:
 
     def _forget_again(self) -> None:
         self._again = Steps()
+        self._ends = {place: run for place, run in self._ends.items() if not run[0]}
         self._again_count = self._new_count = 0
 
     def _end(self, why: Ended) -> None:
@@ -257,9 +203,15 @@ class OrderRecorder:
                 number = self._add_file(recording.files[file])
                 self._touch(number, offset_bytes, offset_bytes + length_bytes)
         if not recording.is_worth_it:
+            self._drop(recording)
             return
         if self._finished is not None:
             self.dropped_total += 1
+            self._drop(self._finished)
         self._finished = recording
         if self.on_end is not None:
             self.on_end()
+
+    def _drop(self, recording: Recording | None) -> None:
+        if recording is not None and self.on_drop is not None:
+            self.on_drop(recording)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from order_support import KIB, MIB, facts
 
 from spoke.prefetch.orders import Step
-from spoke.prefetch.succession import OrderRecorder, Recording
+from spoke.prefetch.recording import Recording
+from spoke.prefetch.succession import OrderRecorder
 
 
 @settings(max_examples=40)

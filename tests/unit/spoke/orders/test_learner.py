@@ -32,6 +32,9 @@ class Followed:
     def drop_order(self, name: str) -> bool:
         return self.matched.pop(name, None) is not None
 
+    def replace_order(self, former: str, order: Order) -> None:
+        self.add_order(order)
+
     def orders(self) -> Sequence[Mapping[str, Any]]:
         return [{"name": name, "matched_reads": matched} for name, matched in self.matched.items()]
 

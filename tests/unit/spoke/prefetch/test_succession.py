@@ -11,7 +11,8 @@ from order_support import FAULT, KIB, MIB, facts
 from common import limits
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.orders import Step
-from spoke.prefetch.succession import OrderRecorder, Recording
+from spoke.prefetch.recording import Recording
+from spoke.prefetch.succession import OrderRecorder
 
 FILES = [facts(number, 128 * MIB) for number in range(2)]
 STRIDE = 192 * KIB
