@@ -526,12 +526,12 @@ PREFETCH_ACTIVE_S = 10.0
 PREFETCH_ACTIVE_MAX_STREAMS = 1024
 """Streams that take part; beyond, the longest unread does not."""
 
-PREFETCH_WASTE_ALLOWANCE_BYTES = 8 * 1024 * 1024
-PREFETCH_WASTE_SHARE = 0.04
+PREFETCH_WASTE_ALLOWANCE_BYTES = 4 * 1024 * 1024
+PREFETCH_WASTE_SHARE = 0.03
 """Prefetched and unread, in a file and in all: the allowance and this share of what was read. Past it only long runs are streams."""
 
 PREFETCH_DISTRUST_MAX_BYTES = 64 * 1024 * 1024
-"""Waste beyond what is forgiven that is held against a file, or all: after 1.6 GB more of reads it gets another try. Forgotten."""
+"""Waste beyond what is forgiven that is held against a file, or all: after 2.1 GB more of reads it gets another try. Forgotten."""
 
 PREFETCH_FAILURE_PAUSE_S = 1.0
 """After a failed fetch nothing is planned for that file for so long."""

@@ -76,8 +76,8 @@ class Cursor:
     marks lie before it.
     """
 
-    __slots__ = ("ahead_bytes", "average_bytes", "front", "is_at_end", "is_later_pass", "items", "lane", "matched_reads", "next_offset_bytes",
-                 "next_position", "run", "seen_at_read", "spread", "trail", "window")  # fmt: skip
+    __slots__ = ("ahead_bytes", "average_bytes", "front", "is_at_end", "is_later_pass", "items", "lane", "matched_reads",
+                 "next_offset_bytes", "next_position", "run", "seen_at_read", "spread", "trail", "window")  # fmt: skip
 
     def __init__(self, now_s: float, lane: int, front: int, window_bytes: int) -> None:
         self.lane = lane
