@@ -11,7 +11,7 @@ from typing import Any
 from common import limits
 from common.blocks import EXTENT_BYTES, BlockRange
 from common.errors import OrderError
-from spoke.cache.eviction import NextUse
+from spoke.cache.eviction import Awaited, NextUse
 from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
 from spoke.metrics import Counts
@@ -41,7 +41,7 @@ class Ahead:
         self._clock = clock
         self._fetcher: Fetcher | None = None
         self._client: HubClient | None = None
-        self.foresee: Callable[[NextUse | None], None] | None = None
+        self.foresee: Callable[[NextUse | None, Awaited | None], None] | None = None
         """Told how to ask for the next use of an extent, while orders are followed (for eviction)."""
         self.read_ahead = ReadAhead(
             read_ahead_kib, planner.is_foretold if planner is not None else lambda _version: False
@@ -127,7 +127,10 @@ class Ahead:
 
     def _orders_changed(self) -> None:
         if self.foresee is not None and self._planner is not None:
-            self.foresee(self._planner.next_use if self._planner.has_orders else None)
+            if self._planner.has_orders:
+                self.foresee(self._planner.next_use, self._planner.awaited)
+            else:
+                self.foresee(None, None)
         self._pump()
 
     # --- arrivals ----------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from common.errors import CacheWriteError
 from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded
 from spoke.cache.disk import Disk
-from spoke.cache.eviction import EvictionPolicy, NextUse
+from spoke.cache.eviction import Awaited, EvictionPolicy, NextUse
 from spoke.cache.health import DiskHealth
 from spoke.cache.quota import (
     DIRECTORY_BYTES,
@@ -191,9 +191,9 @@ class Store:
         file = self._find(version, size_bytes) if size_bytes else None
         return 0 if file is None else min(size_bytes, loaded(file).present_count * BLOCK_BYTES)
 
-    def foresee(self, next_use: NextUse | None) -> None:
-        """Evict by what ``next_use`` tells of the future, while it is not None."""
-        self._policy.next_use = next_use
+    def foresee(self, next_use: NextUse | None, awaited: Awaited | None = None) -> None:
+        """Evict by what ``next_use`` tells of the future, while it is not None, and leave what is ``awaited`` of an extent."""
+        self._policy.next_use, self._policy.awaited = next_use, awaited
 
     def usage(self) -> Usage:
         return Usage(

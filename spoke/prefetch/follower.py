@@ -235,6 +235,19 @@ class Follower:
         end_bytes = (extent_index + 1) * EXTENT_BYTES + around_bytes
         return steps_until(self.order, cursors, self._marks, file, start_bytes, end_bytes, again=self._comes_again)
 
+    def awaited(self, version: bytes, extent_index: int) -> list[BlockRange]:
+        """Blocks that it fetched ahead of a reader, or found to be there, and that nobody has read since."""
+        file = self.number_of(version) if self._cursors else None
+        if file is None:
+            return []
+        start_bytes = extent_index * EXTENT_BYTES
+        found: list[BlockRange] = []
+        for item in self._predictions.touched(file, start_bytes, start_bytes + EXTENT_BYTES):
+            if item.state is State.ASKED:
+                first, end = self._range(item)
+                found.append(BlockRange(first, end - first))
+        return found
+
     def facts(self) -> Mapping[str, Any]:
         """For ``status``; sizes in bytes, positions and lengths in steps."""
         lanes: dict[int, int] = {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from common import limits
-from common.blocks import BLOCK_BYTES
+from common.blocks import BLOCK_BYTES, BlockRange
 from common.errors import OrderError, PlanTooLong
 from spoke.prefetch.follower import NEVER, Follower
 from spoke.prefetch.orders import Order, Reason
@@ -168,6 +168,10 @@ class Following:
         """The soonest over all orders; None: none says anything about it."""
         known = [steps for follower in self._all() if (steps := follower.next_use(version, extent_index)) is not None]
         return min(known, default=None)
+
+    def awaited(self, version: bytes, extent_index: int) -> list[BlockRange]:
+        """Blocks of an extent that are foretold and not read yet."""
+        return [blocks for follower in self._all() for blocks in follower.awaited(version, extent_index)]
 
 
 __all__ = ["NEVER", "Following"]

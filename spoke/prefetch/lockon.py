@@ -55,14 +55,17 @@ class Votes:
     def __len__(self) -> int:
         return len(self._order)
 
-    def add(self, candidates: list[Candidate], total_steps: int) -> Found | None:
-        """Take a read's candidates; a place, if they and earlier ones now make one. ``total_steps``: of all lanes."""
+    def add(self, candidates: list[Candidate], total_steps: int, *, may_err: bool = True) -> Found | None:
+        """Take a read's candidates; a place, if they and earlier ones now make one. ``total_steps``: of all lanes.
+
+        ``may_err``: in a short order a place may be found by chance.
+        """
         self._reads += 1
         band = min(_BAND_MAX, max(_BAND_MIN, total_steps // 64))
         if band != self._band:
             self.clear()
             self._band = band
-        needed = self._needed(len(candidates), total_steps)
+        needed = self._needed(len(candidates), total_steps, may_err)
         # Whoever begins, begins at the beginning: there, and first of all, two will do.
         beginning = 1 if len(self._order) <= _HEAD_VOTES else needed
         best: list[Candidate] = []
@@ -100,10 +103,12 @@ class Votes:
                     found.append(vote)
         return found
 
-    def _needed(self, candidate_count: int, total_steps: int) -> int:
+    def _needed(self, candidate_count: int, total_steps: int, may_err: bool) -> int:
         """So many neighbours seldom come together by chance; the more reads had no place, the more seldom it must be."""
         expected = candidate_count * len(self._order) * (2 * self._band + 1) / max(1, total_steps)
-        if total_steps < _FEW_STEPS:  # chance is likely here, and a mistake soon over: the order is charged for it
+        if (
+            may_err and total_steps < _FEW_STEPS
+        ):  # chance is likely here, and a mistake soon over: the order is charged for it
             return _NEIGHBOURS_OF_FEW
         allowed = _CHANCE / max(1, self._reads - _FIRST_READS)
         probability = 1.0
@@ -173,4 +178,4 @@ class Finder:
         candidates.sort()
         if not self._total_steps or not self._vain % _TOTAL_EVERY:
             self._total_steps = sum(order.length(lane) - order.first(lane) for lane in range(order.lane_count))
-        return self.votes.add(candidates, self._total_steps)
+        return self.votes.add(candidates, self._total_steps, may_err=not self._shapes.as_recorded)

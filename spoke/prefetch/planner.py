@@ -142,6 +142,10 @@ class Planner:
         """Steps until an extent is used next (follower.NEVER: not again); None: no order followed now says anything about it."""
         return self._following.next_use(version, extent_index)
 
+    def awaited(self, version: bytes, extent_index: int) -> list[BlockRange]:
+        """Blocks of an extent that orders have foretold, and that nobody has read yet."""
+        return self._following.awaited(version, extent_index)
+
     # --- events ------------------------------------------------------------------------------------------
 
     def opened(self, now_s: float, handle_id: int, file: FileFacts, task_id: int) -> None:

@@ -7,18 +7,18 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 
 import pytest
-from pair import END_TIMEOUT_S, Pair, Spoke, eventually, run
+from pair import Pair, Spoke, eventually, run
 
 pytestmark = pytest.mark.mount
 
 MIB = 1024 * 1024
 RECORD_BYTES = 64 * 1024
-DATA_BYTES = 96 * MIB
-CACHE = "48MiB"
+DATA_BYTES = 64 * MIB
+CACHE = "32MiB"
 
 JOB = """
 import hashlib, os, random, sys, threading, time
@@ -32,42 +32,19 @@ digests = [b""] * len(order)
 
 
 def work(worker):
-    for batch in range(worker * 8, len(order), 32):
+    for batch in range(worker * 8, len(order), 64):
         for index in order[batch : batch + 8]:
             digests[index] = hashlib.sha256(os.pread(fd, record, index * record)).digest()
-        time.sleep(0.06)  # a step: all four read some 35 MB/s
+        time.sleep(0.12)  # a step: all eight read some 30 MB/s
 
 
-threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+threads = [threading.Thread(target=work, args=(worker,)) for worker in range(8)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
 print(hashlib.sha256(b"".join(digests)).hexdigest())
 """
-
-
-@pytest.fixture
-def far() -> Iterator[Callable[[str], str]]:
-    """Puts a server 40 ms away: gives the address to go to instead."""
-    proxies: list[subprocess.Popen[str]] = []
-
-    def make(address: str) -> str:
-        proxy = subprocess.Popen(
-            [sys.executable, "-m", "bench.delay_proxy", "--target", address, "--rtt", "40ms", "--rate", "2gbit"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        proxies.append(proxy)
-        assert proxy.stdout is not None
-        return proxy.stdout.readline().replace(",", " ").split()[2]
-
-    yield make
-    for proxy in proxies:
-        proxy.terminate()
-        proxy.wait(END_TIMEOUT_S)
-        assert proxy.stdout is not None
-        proxy.stdout.close()
 
 
 @pytest.fixture
@@ -108,8 +85,7 @@ def test_the_same_order_again_is_there_over_a_smaller_cache_and_after_a_restart(
     spoke = pair.spoke(address, extra=extra)
     epoch(spoke, 1, right)
     again = epoch(spoke, 1, right)
-    print(again)
-    assert again["hits"] >= 0.8, (again, spoke.facts()["orders"], spoke.facts()["learned"])
+    assert again["hits"] >= 0.95, (again, spoke.facts()["orders"], spoke.facts()["learned"])
     assert again["received"] <= 1.05, again
     mountpoint = str(spoke.mountpoint)
     (order,) = learned(spoke)
@@ -124,8 +100,7 @@ def test_the_same_order_again_is_there_over_a_smaller_cache_and_after_a_restart(
     spoke = pair.spoke(address, extra=extra)
     assert learned(spoke)[0]["name"] == order["name"]
     cold = epoch(spoke, 1, right)
-    print(cold)
-    assert cold["hits"] >= 0.8, (cold, spoke.facts()["orders"], spoke.facts()["learned"])
+    assert cold["hits"] >= 0.95, (cold, spoke.facts()["orders"], spoke.facts()["learned"])
     assert run("spoke.cli", "plan", mountpoint, "drop", str(order["name"])).returncode == 0
     assert learned(spoke) == []
     assert run("spoke.cli", "plan", mountpoint, "reset").stdout.startswith("forgot 0 learned")
@@ -133,15 +108,13 @@ def test_the_same_order_again_is_there_over_a_smaller_cache_and_after_a_restart(
 
 
 def test_another_order_each_epoch_costs_little(pair: Pair, far: Callable[[str], str], right: str) -> None:
-    spoke = pair.spoke(far(pair.hub().address), extra=["--cache-size", "24MiB"])
+    spoke = pair.spoke(far(pair.hub().address), extra=["--cache-size", "16MiB"])
     epoch(spoke, 1, right)
-    for seed in (2, 3, 4):
+    for seed in (2, 3):
         seen = epoch(spoke, seed, right)
-        print(seen)
-        # What guesses of streams waste on records of this size is their own account.
-        wasted_bytes = sum(int(str(order["wasted_bytes"])) for order in learned(spoke))
-        assert wasted_bytes <= 0.05 * DATA_BYTES, (seen, spoke.facts()["orders"])
-    eventually(lambda: spoke.facts()["learned"]["epochs_seen"] >= 3)
+        assert seen["received"] <= 1.05, (seen, spoke.facts()["orders"])
+        assert seen["wasted"] <= 0.05, (seen, spoke.facts()["orders"])
+    eventually(lambda: spoke.facts()["learned"]["epochs_seen"] >= 2)
     assert 1 <= len(learned(spoke)) <= 2
     assert run("spoke.cli", "plan", str(spoke.mountpoint), "reset").returncode == 0
     assert learned(spoke) == []
