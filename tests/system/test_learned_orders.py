@@ -29,13 +29,15 @@ os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 order = list(range(os.fstat(fd).st_size // record))
 random.Random(seed).shuffle(order)
 digests = [b""] * len(order)
+step = threading.Barrier(8)
 
 
 def work(worker):
     for batch in range(worker * 8, len(order), 64):
         for index in order[batch : batch + 8]:
             digests[index] = hashlib.sha256(os.pread(fd, record, index * record)).digest()
-        time.sleep(0.12)  # a step: all eight read some 30 MB/s
+        step.wait()  # a loader's workers are no more than a batch or so apart
+        time.sleep(0.12)  # all eight read some 30 MB/s
 
 
 threads = [threading.Thread(target=work, args=(worker,)) for worker in range(8)]
