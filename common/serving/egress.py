@@ -96,8 +96,9 @@ class Egress:
 
     # --- links ---------------------------------------------------------------------------------------------
 
-    def attach(self, link: Link, spoke_id: bytes, weight: float) -> None:
-        self.scheduler.add_link(link.link_id, spoke_id, weight)
+    def attach(self, link: Link, spoke_id: bytes, weight: float, address: str) -> None:
+        """``address``: of the peer, without port; spokes behind one share the pace of its path."""
+        self.scheduler.add_link(link.link_id, spoke_id, weight, address)
         self._links[link.link_id] = link
 
     def detach(self, link: Link) -> None:

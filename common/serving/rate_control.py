@@ -17,10 +17,11 @@ ROUND_MIN_S = 0.1
 
 QUEUE_MIN_S, QUEUE_MIN_NEAR_S = 0.004, 0.010
 NEAR_RTT_S = 0.01
-QUEUE_SHARE = 0.08
+QUEUE_SHARE, QUEUE_SHARE_MAX_S = 0.08, 0.02
 QUEUE_MIN_BYTES = 32 * 1024
 """The queue that is allowed to stand: this long (longer on near paths, whose time goes into waking processes), this share of
-the round trip, or what takes this many bytes; less is how busy machines acknowledge."""
+the round trip (buffers do not grow with it: at 900 ms it would be 72 ms, where a buffer of 60 ms only loses packets), or what
+takes this many bytes; less is how busy machines acknowledge."""
 
 DRAIN_MIN, DRAIN_MAX = 0.02, 0.4
 """How far below the path's rate while a queue drains."""
@@ -162,4 +163,4 @@ class RateController:
 
 def _allowed_s(min_rtt_s: float, seen_bytes_per_s: float) -> float:
     least_s = QUEUE_MIN_S if min_rtt_s >= NEAR_RTT_S else QUEUE_MIN_NEAR_S
-    return max(least_s, QUEUE_SHARE * min_rtt_s, QUEUE_MIN_BYTES / max(seen_bytes_per_s, 1.0))
+    return max(least_s, min(QUEUE_SHARE * min_rtt_s, QUEUE_SHARE_MAX_S), QUEUE_MIN_BYTES / max(seen_bytes_per_s, 1.0))

@@ -1,6 +1,7 @@
 """Who is served next: every READ waits here, cut into extents, until there is room to read and send one.
 
-Pure: no socket, no clock, no disk. Between spokes: deficit round robin by bytes, with weights. Within a spoke: demand
+Pure: no socket, no clock, no disk. Between spokes: deficit round robin by bytes, with weights; those behind one address
+share the pace of its path, so their shares do not follow from how many connections each has. Within a spoke: demand
 strictly before prefetch; its connections take turns; demand READs of a connection take turns extent by extent (a
 16 MiB one does not hold up the small one behind it), prefetch READs go in the order they came. A spoke's demand also
 goes ahead of the other spokes' turns, on credit: what it took is held against its later turns, so the shares stay equal.
@@ -33,23 +34,52 @@ class ReadAhead:
 
     reading_bytes: int = limits.READING_MAX_BYTES
     link_bytes: int = limits.READ_AHEAD_LINK_BYTES
+    path_bytes: int = limits.READ_AHEAD_PATH_BYTES
     total_bytes: int = limits.READ_AHEAD_TOTAL_BYTES
+
+
+class _Path:
+    """What lies between this process and one address; ``links`` counts the connections over it."""
+
+    __slots__ = ("hungry", "hungry_weight", "links", "outstanding_bytes", "pacer")
+
+    def __init__(self) -> None:
+        self.links = 0
+        self.hungry = 0
+        self.hungry_weight = 0.0
+        """Spokes with something outstanding, and their weights."""
+        self.outstanding_bytes = 0
+        self.pacer = Pacer(None)
 
 
 class _Spoke:
     __slots__ = (
-        "deficit_bytes", "in_demand_ring", "in_ring", "links", "outstanding_bytes", "pacer", "turn_open", "weight"
+        "ahead_bytes", "deficit_bytes", "in_demand_ring", "in_ring", "links", "outstanding_bytes", "pacer", "path", "turn_open", "weight"
     )  # fmt: skip
 
-    def __init__(self, weight: float, rate_bytes_per_s: float | None) -> None:
+    def __init__(self, weight: float, rate_bytes_per_s: float | None, path: _Path) -> None:
         self.weight = weight
+        self.path = path
         self.pacer = Pacer(rate_bytes_per_s)
         self.links: deque[_Link] = deque()
         self.deficit_bytes = 0.0
+        self.ahead_bytes = 0
         self.outstanding_bytes = 0
         self.turn_open = False
         self.in_ring = False
         self.in_demand_ring = False
+
+    def next_send_at(self, now_s: float) -> float:
+        return max(self.pacer.next_send_at(now_s, 0), self.path.pacer.next_send_at(now_s, 0))
+
+    def ask(self, size_bytes: int) -> None:
+        """More (or, negative, less) is outstanding."""
+        changed = -(self.outstanding_bytes > 0)
+        self.outstanding_bytes += size_bytes
+        changed += self.outstanding_bytes > 0
+        self.path.hungry += changed
+        self.path.hungry_weight += changed * self.weight
+        self.path.outstanding_bytes += size_bytes
 
 
 class _Link:
@@ -138,6 +168,7 @@ class Scheduler:
         self._spoke_rate_bytes_per_s = spoke_rate_bytes_per_s
         self._read_ahead = read_ahead or ReadAhead()
         self._spokes: dict[bytes, _Spoke] = {}
+        self._paths: dict[str, _Path] = {}
         self._links: dict[int, _Link] = {}
         self._ring: deque[_Spoke] = deque()
         """Spokes with something to pick, or with a debt to pay, in the order of their turns."""
@@ -153,15 +184,22 @@ class Scheduler:
 
     # --- links and requests come and go ---------------------------------------------------------------------
 
-    def add_link(self, link_id: int, spoke_id: bytes, weight: float = 1.0) -> None:
-        """A connection; links of one ``spoke_id`` share that spoke's turns, rate and limits."""
+    def add_link(self, link_id: int, spoke_id: bytes, weight: float = 1.0, path: str = "") -> None:
+        """A connection; links of one ``spoke_id`` share that spoke's turns, rate and limits.
+
+        ``path``: the peer's address without port. The first link's holds for the spoke.
+        """
         assert link_id not in self._links
         if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
             raise ValueError(f"a weight is between {WEIGHT_MIN} and {WEIGHT_MAX}, not {weight}")
         spoke = self._spokes.get(spoke_id)
         if spoke is None:
-            spoke = self._spokes[spoke_id] = _Spoke(weight, self._spoke_rate_bytes_per_s)
+            shared = self._paths.setdefault(path, _Path())
+            spoke = self._spokes[spoke_id] = _Spoke(weight, self._spoke_rate_bytes_per_s, shared)
+        if spoke.outstanding_bytes:
+            spoke.path.hungry_weight += weight - spoke.weight
         spoke.weight = weight
+        spoke.path.links += 1
         link = self._links[link_id] = _Link(link_id, spoke)
         spoke.links.append(link)
 
@@ -171,6 +209,9 @@ class Scheduler:
         picks = [pick for request in list(link.requests.values()) for pick in self._end(request)]
         spoke = link.spoke
         spoke.links.remove(link)
+        spoke.path.links -= 1
+        if not spoke.path.links:
+            self._paths = {name: found for name, found in self._paths.items() if found is not spoke.path}
         if not spoke.links:
             self._spokes = {spoke_id: found for spoke_id, found in self._spokes.items() if found is not spoke}
             if spoke.in_ring:
@@ -179,16 +220,12 @@ class Scheduler:
                 self._demand_ring.remove(spoke)
         return picks
 
-    def pace_spoke(self, now_s: float, spoke_id: bytes, rate_bytes_per_s: float | None) -> None:
-        """The pace of one spoke from now on, below the configured one if there is one; None: only that."""
-        spoke = self._spokes.get(spoke_id)
-        if spoke is None:
-            return
-        rates = [rate for rate in (rate_bytes_per_s, self._spoke_rate_bytes_per_s) if rate is not None]
-        rate = min(rates, default=None)
-        if rate != spoke.pacer.rate_bytes_per_s:
-            spoke.pacer.set_rate(now_s, rate)
-            self._spokes_paced = self._spokes_paced or rate is not None
+    def pace_path(self, now_s: float, path: str, rate_bytes_per_s: float | None) -> None:
+        """What all spokes behind one address get together from now on; None: no limit."""
+        found = self._paths.get(path)
+        if found is not None and rate_bytes_per_s != found.pacer.rate_bytes_per_s:
+            found.pacer.set_rate(now_s, rate_bytes_per_s)
+            self._spokes_paced = self._spokes_paced or rate_bytes_per_s is not None
 
     def limit_total(self, now_s: float, rate_bytes_per_s: float | None) -> None:
         """What all spokes get together from now on; None: no limit. What was sent ahead of the former rate stays owed."""
@@ -219,7 +256,7 @@ class Scheduler:
         request = Request(link, request_id, version, extents, priority, now_s, deadline_s)
         link.requests[request_id] = request
         link.queues[priority].append(request)
-        link.spoke.outstanding_bytes += size_bytes
+        link.spoke.ask(size_bytes)
         self._open_requests += 1
         self._note_deadline(request)
         self._enter_rings(link)
@@ -275,7 +312,7 @@ class Scheduler:
             if paced_s > now_s:
                 times.append(paced_s)
             elif self._spokes_paced:
-                spokes_s = (spoke.pacer.next_send_at(now_s, 0) for spoke in self._ring)
+                spokes_s = (spoke.next_send_at(now_s) for spoke in self._ring)
                 times.extend(spoke_s for spoke_s in spokes_s if spoke_s > now_s)
         return min(times, default=None)
 
@@ -283,7 +320,7 @@ class Scheduler:
         """Too much is read ahead (for sockets that take nothing): only who has nothing read may go on."""
         for lane in Priority:
             for link in self._links.values():
-                if link.queues[lane] and not any(link.ahead_bytes) and link.spoke.pacer.next_send_at(now_s, 0) <= now_s:
+                if link.queues[lane] and not any(link.ahead_bytes) and link.spoke.next_send_at(now_s) <= now_s:
                     return self._pick(now_s, link, lane)
         return None
 
@@ -296,7 +333,7 @@ class Scheduler:
                 ring.popleft().in_demand_ring = False  # until there is more to ask for, or its next turn
                 continue
             ring.rotate(-1)
-            if spoke.pacer.next_send_at(now_s, 0) <= now_s + DEMAND_AHEAD_S:
+            if spoke.next_send_at(now_s) <= now_s + DEMAND_AHEAD_S:
                 return self._pick(now_s, link, Priority.DEMAND)
         return None
 
@@ -308,7 +345,9 @@ class Scheduler:
         while ring:
             spoke = ring[0]
             stays = True
-            if spoke.pacer.next_send_at(now_s, 0) <= now_s:
+            if (
+                spoke.next_send_at(now_s) <= now_s
+            ):  # else its turn goes on later: what holds it back may hold its neighbours too
                 if not spoke.turn_open:
                     self._begin_turn(spoke)
                 link, lane = self._choose(spoke)
@@ -347,6 +386,10 @@ class Scheduler:
         return self._choose_link(spoke, Priority.PREFETCH), Priority.PREFETCH
 
     def _choose_link(self, spoke: _Spoke, lane: Priority) -> _Link | None:
+        if spoke.path.hungry > 1 and lane is not Priority.DEMAND:
+            part_bytes = self._read_ahead.path_bytes * spoke.weight / spoke.path.hungry_weight
+            if spoke.ahead_bytes >= max(2 * EXTENT_BYTES, part_bytes):
+                return None
         for link in spoke.links:
             if link.queues[lane] and link.ahead_bytes[lane] < self._read_ahead.link_bytes:
                 return link
@@ -368,6 +411,7 @@ class Scheduler:
         elif lane is Priority.DEMAND:
             queue.rotate(-1)
         link.ahead_bytes[lane] += pick.ahead_bytes
+        link.spoke.ahead_bytes += pick.ahead_bytes
         self._total_ahead_bytes += pick.ahead_bytes
         self._reading_bytes += pick.ahead_bytes
         self._charge(now_s, link.spoke, pick.size_bytes)
@@ -376,6 +420,7 @@ class Scheduler:
     def _charge(self, now_s: float, spoke: _Spoke, size_bytes: int) -> None:
         spoke.deficit_bytes -= size_bytes
         spoke.pacer.sent(now_s, size_bytes)
+        spoke.path.pacer.sent(now_s, size_bytes)
         self._total_pacer.sent(now_s, size_bytes)
 
     # --- what became of it -----------------------------------------------------------------------------------
@@ -404,7 +449,7 @@ class Scheduler:
         self._open_requests -= 1
         if request.queued:
             link.queues[request.priority].remove(request)
-            link.spoke.outstanding_bytes -= sum(blocks.block_count for blocks in request.queued) * BLOCK_BYTES
+            link.spoke.ask(-sum(blocks.block_count for blocks in request.queued) * BLOCK_BYTES)
             request.queued.clear()
         picks = list(request.picks)
         for pick in picks:
@@ -418,11 +463,13 @@ class Scheduler:
         pick.live = False
         link = pick.request.link
         link.ahead_bytes[pick.lane] -= pick.ahead_bytes
-        link.spoke.outstanding_bytes -= pick.size_bytes
+        link.spoke.ahead_bytes -= pick.ahead_bytes
+        link.spoke.ask(-pick.size_bytes)
         self._total_ahead_bytes -= pick.ahead_bytes
         difference_bytes = sent_bytes - pick.size_bytes
         link.spoke.deficit_bytes -= difference_bytes
         link.spoke.pacer.correct(difference_bytes)
+        link.spoke.path.pacer.correct(difference_bytes)
         self._total_pacer.correct(difference_bytes)
 
     def _enter_rings(self, link: _Link) -> None:
@@ -430,7 +477,7 @@ class Scheduler:
         if link.queues[Priority.DEMAND] and not spoke.in_demand_ring:
             spoke.in_demand_ring = True
             self._demand_ring.append(spoke)
-        if not spoke.in_ring and any(link.queues):
+        if not spoke.in_ring and any(any(other.queues) for other in spoke.links):
             spoke.in_ring = True
             self._ring.append(spoke)
 
@@ -452,6 +499,11 @@ class Scheduler:
         """Bytes this spoke asked for that no socket has taken yet."""
         spoke = self._spokes.get(spoke_id)
         return spoke.outstanding_bytes if spoke is not None else 0
+
+    def waiting_on_path(self, path: str) -> int:
+        """The same for all spokes behind one address."""
+        found = self._paths.get(path)
+        return found.outstanding_bytes if found is not None else 0
 
     def take_total_held(self, now_s: float) -> bool:
         """Whether the total rate has kept anything back since this was last asked."""

@@ -218,7 +218,7 @@ class Server:
         spoke.sessions[session.link_id] = session
         self._half_open.pop(session.link_id, None)
         if self._steering is not None:
-            self._steering.joined(hello.spoke_id, session)
+            self._steering.joined(session.host_address, hello.spoke_id, session)
         return source, self._weights.of(hello.identity)
 
     def heard_stats(self, session: Session, stats: Stats) -> None:
@@ -234,7 +234,7 @@ class Server:
         if hello is None:
             return
         if self._steering is not None:
-            self._steering.left(hello.spoke_id, session)
+            self._steering.left(session.host_address, hello.spoke_id, session)
         key = (hello.spoke_id, hello.dataset)
         spoke = self._spokes[key]
         del spoke.sessions[session.link_id]

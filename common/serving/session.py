@@ -64,6 +64,8 @@ class Session(asyncio.BufferedProtocol):
         self._received_before = received
         self.hello: m.Hello | None = None
         self.address = ""
+        self.host_address = ""
+        """The same without the port."""
         self.sent_bytes = 0
         self._host = host
         self._egress = host.egress
@@ -116,7 +118,9 @@ class Session(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=0)
         sock: OptionSocket = transport.get_extra_info("socket")
         tune(sock, max_rate_bytes_per_s=self._host.socket_rate_bytes_per_s, bulk_sender=True)
-        self.address = _readable_address(transport.get_extra_info("peername"))
+        peer = transport.get_extra_info("peername")
+        self.address = _readable_address(peer)
+        self.host_address = str(peer[0]) if isinstance(peer, tuple) else self.address
         self._timer = asyncio.get_running_loop().call_later(limits.HELLO_TIMEOUT_S, self._hello_overdue)
         try:
             self._host.opened(self)
@@ -219,7 +223,7 @@ class Session(asyncio.BufferedProtocol):
             self._timer = None
         self.hello = hello
         self._source = source
-        self._egress.attach(self, hello.spoke_id, weight)
+        self._egress.attach(self, hello.spoke_id, weight, self.host_address)
         heartbeat_ms = round(limits.HEARTBEAT_INTERVAL_S * 1000)
         self._send(
             m.Welcome(

@@ -1,7 +1,8 @@
-"""Applies the rate control: looks at the connections of each busy spoke, and sets the spoke's pace and theirs.
+"""Applies the rate control: looks at the connections of each busy path, and sets the path's pace and theirs.
 
-Owns one controller for each spoke and the one task that asks the kernel. What to do is
-:mod:`common.serving.rate_control`'s decision.
+A path is what lies between here and one address, whoever is behind it: spokes that were paced each for itself would
+keep the proportions that TCP gave them, by connections. Owns one controller for each path and the one task that asks
+the kernel. What to do is :mod:`common.serving.rate_control`'s decision; who gets how much of it, the scheduler's.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ from common.tcp import PathFacts
 log = get_logger(__name__)
 
 LOOK_EVERY_S = 0.05
-"""Between two looks at the connections of a busy spoke: two to a round of 100 ms."""
+"""Between two looks at the connections of a busy path: two to a round of 100 ms."""
 
 BUSY_BYTES = 1024 * 1024
-"""A spoke with less than this still to be sent has nothing to teach about its path."""
+"""A path with less than this still to be sent over it has nothing to teach."""
 
 LINK_SHARE = 1.2
 """One connection may send at so many times its even share: what was handed to the sockets before also leaves at our pace."""
 
-ACTIVE_SHARE = 0.3
-"""A connection that moved less than this part of what the busiest did carries no bulk."""
+SPOKE_SHARE, DRAIN_SPOKE_SHARE = 2.0, 1.1
+"""Where several spokes wait behind one address, the connections of one may carry so many times its even share: not each of the
+others needs all of its own. Less while a queue drains: what the sockets hold already is what stands there."""
+
+ACTIVE_SHARE, ACTIVE_SPOKE_SHARE = 0.3, 0.05
+"""A connection that moved less than this part of what the busiest of its spoke did carries no bulk; so with spokes of a path."""
 
 RENEW_EVERY_S = 7.0
 """While our pace keeps the queue short, a connection's BBR begins anew before the 10 s after which it would stop to measure."""
@@ -46,16 +51,28 @@ class SteeredLink(Protocol):
 
 
 class _Spoke:
+    """Its part of a path. ``links``: with what each had delivered when last looked at."""
+
+    def __init__(self) -> None:
+        self.links: dict[SteeredLink, int] = {}
+        self.active_links = 1.0
+        self.link_rate_bytes_per_s: float | None = None
+
+
+class _Path:
     def __init__(self) -> None:
         self.controller = RateController()
-        self.links: dict[SteeredLink, int] = {}
-        """With what each had delivered when last looked at."""
+        self.spokes: dict[bytes, _Spoke] = {}
+        self.active_spokes = 1.0
         self.delivered_bytes = 0
         self.rtt_s = 0.0
         self.min_rtt_s = 0.0
-        self.link_rate_bytes_per_s: float | None = None
-        self.active_links = 1.0
         self.renewed_s = -math.inf
+
+
+def _eased(known: float, seen: int) -> float:
+    """Up at once, down by a quarter of the difference each look."""
+    return max(1.0, seen, known + (seen - known) / 4)
 
 
 class Steering:
@@ -67,25 +84,31 @@ class Steering:
         self._scheduler = scheduler
         self._clock = clock
         self._socket_rate_bytes_per_s = socket_rate_bytes_per_s
-        self._spokes: dict[bytes, _Spoke] = {}
+        self._paths: dict[str, _Path] = {}
 
-    def joined(self, spoke_id: bytes, link: SteeredLink) -> None:
-        spoke = self._spokes.setdefault(spoke_id, _Spoke())
+    def joined(self, address: str, spoke_id: bytes, link: SteeredLink) -> None:
+        """``address``: of the peer, without port."""
+        path = self._paths.setdefault(address, _Path())
+        spoke = path.spokes.setdefault(spoke_id, _Spoke())
         spoke.links[link] = 0
         if spoke.link_rate_bytes_per_s is not None:
             link.limit_rate(spoke.link_rate_bytes_per_s)
 
-    def left(self, spoke_id: bytes, link: SteeredLink) -> None:
-        spoke = self._spokes.get(spoke_id)
-        if spoke is not None:
-            spoke.links.pop(link, None)
-            if not spoke.links:
-                del self._spokes[spoke_id]
+    def left(self, address: str, spoke_id: bytes, link: SteeredLink) -> None:
+        path = self._paths.get(address)
+        spoke = path.spokes.get(spoke_id) if path is not None else None
+        if path is None or spoke is None:
+            return
+        spoke.links.pop(link, None)
+        if not spoke.links:
+            del path.spokes[spoke_id]
+        if not path.spokes:
+            del self._paths[address]
 
-    def controller(self, spoke_id: bytes) -> RateController | None:
-        """For the fleet view: what is known of the path to this spoke."""
-        spoke = self._spokes.get(spoke_id)
-        return spoke.controller if spoke is not None else None
+    def controller(self, address: str) -> RateController | None:
+        """What is known of the path to this address."""
+        path = self._paths.get(address)
+        return path.controller if path is not None else None
 
     async def run(self) -> None:
         while True:
@@ -93,65 +116,77 @@ class Steering:
             self.look()
 
     def look(self) -> None:
-        """Once at all spokes that wait for something."""
-        for spoke_id, spoke in self._spokes.items():
-            if self._scheduler.outstanding_bytes(spoke_id):
+        """Once at all paths that something waits for."""
+        for address, path in self._paths.items():
+            if self._scheduler.waiting_on_path(address):
                 try:
-                    self._steer(spoke_id, spoke)
+                    self._steer(address, path)
                 except Exception:
-                    log.exception("steering one spoke failed in an unforeseen way, the others go on")
+                    log.exception("steering one path failed in an unforeseen way, the others go on")
 
-    def _steer(self, spoke_id: bytes, spoke: _Spoke) -> None:
+    def _steer(self, address: str, path: _Path) -> None:
         now_s = self._clock()
-        if not self._measure(spoke):
+        if not self._measure(path):
             return
-        controller = spoke.controller
-        busy = self._scheduler.outstanding_bytes(spoke_id) >= BUSY_BYTES
+        controller = path.controller
+        busy = self._scheduler.waiting_on_path(address) >= BUSY_BYTES
         controller.observe(
-            now_s, delivered_bytes=spoke.delivered_bytes, rtt_s=spoke.rtt_s, min_rtt_s=spoke.min_rtt_s, busy=busy
+            now_s, delivered_bytes=path.delivered_bytes, rtt_s=path.rtt_s, min_rtt_s=path.min_rtt_s, busy=busy
         )
-        self._scheduler.pace_spoke(now_s, spoke_id, controller.rate_bytes_per_s)
-        self._limit_links(spoke)
-        if controller.rate_bytes_per_s is not None and now_s - spoke.renewed_s >= RENEW_EVERY_S:
-            spoke.renewed_s = now_s
-            for link in spoke.links:
-                link.renew()
+        self._scheduler.pace_path(now_s, address, controller.rate_bytes_per_s)
+        self._limit_links(path)
+        if controller.rate_bytes_per_s is not None and now_s - path.renewed_s >= RENEW_EVERY_S:
+            path.renewed_s = now_s
+            for spoke in path.spokes.values():
+                for link in spoke.links:
+                    link.renew()
 
-    def _measure(self, spoke: _Spoke) -> bool:
+    def _measure(self, path: _Path) -> bool:
         """Add up the connections; the queue is that of the middle one of those that move."""
-        seen: list[tuple[int, float, PathFacts]] = []
-        for link, before_bytes in spoke.links.items():
-            facts = link.path()
-            if facts is None or facts.min_rtt_s <= 0:
-                continue
-            moved_bytes = facts.delivered_bytes - before_bytes
-            spoke.links[link] = facts.delivered_bytes
-            if moved_bytes > 0:  # selective acknowledgements can be taken back: then it moved already
-                spoke.delivered_bytes += moved_bytes
-                seen.append((moved_bytes, facts.rtt_s - facts.min_rtt_s, facts))
+        seen: list[tuple[int, float, float, _Spoke]] = []
+        for spoke in path.spokes.values():
+            for link, before_bytes in spoke.links.items():
+                facts = link.path()
+                if facts is None or facts.min_rtt_s <= 0:
+                    continue
+                moved_bytes = facts.delivered_bytes - before_bytes
+                spoke.links[link] = facts.delivered_bytes
+                if moved_bytes > 0:  # selective acknowledgements can be taken back: then it moved already
+                    path.delivered_bytes += moved_bytes
+                    seen.append((moved_bytes, facts.rtt_s - facts.min_rtt_s, facts.min_rtt_s, spoke))
         if not seen:
             return False
-        least_bytes = ACTIVE_SHARE * max(moved_bytes for moved_bytes, _, _ in seen)
-        seen = [each for each in seen if each[0] >= least_bytes]
-        spoke.active_links = max(len(seen), spoke.active_links + (len(seen) - spoke.active_links) / 4)
-        spoke.min_rtt_s = min(facts.min_rtt_s for _, _, facts in seen)
-        spoke.rtt_s = spoke.min_rtt_s + max(0.0, median_low(queue_s for _, queue_s, _ in seen))
+        least_bytes = ACTIVE_SHARE * max(moved_bytes for moved_bytes, _, _, _ in seen)
+        moving = [each for each in seen if each[0] >= least_bytes]
+        path.min_rtt_s = min(min_rtt_s for _, _, min_rtt_s, _ in moving)
+        path.rtt_s = path.min_rtt_s + max(0.0, median_low(queue_s for _, queue_s, _, _ in moving))
+        moved: dict[_Spoke, list[int]] = {}
+        for moved_bytes, _, _, spoke in seen:
+            moved.setdefault(spoke, []).append(moved_bytes)
+        for spoke, own in moved.items():
+            active = sum(moved_bytes >= ACTIVE_SHARE * max(own) for moved_bytes in own)
+            spoke.active_links = _eased(spoke.active_links, active)
+        most_bytes = max(sum(own) for own in moved.values())
+        active = sum(sum(own) >= ACTIVE_SPOKE_SHARE * most_bytes for own in moved.values())
+        path.active_spokes = _eased(path.active_spokes, active)
         return True
 
-    def _limit_links(self, spoke: _Spoke) -> None:
-        rate = spoke.controller.rate_bytes_per_s
-        wanted: float | None = None
-        if rate is not None:
-            share = 1.0 if spoke.controller.drains else LINK_SHARE
-            wanted = rate * min(1.0, share / max(1.0, spoke.active_links))
-        if self._socket_rate_bytes_per_s is not None:
-            wanted = min(wanted or self._socket_rate_bytes_per_s, self._socket_rate_bytes_per_s)
-        known = spoke.link_rate_bytes_per_s
-        if wanted is not None and known is not None and abs(wanted - known) < _WORTH_TELLING * known:
-            return
-        if wanted != known:
-            spoke.link_rate_bytes_per_s = wanted
-            log.debug("pace", rate_bytes_per_s=rate, path_bytes_per_s=spoke.controller.path_bytes_per_s,
-                      queue_s=spoke.controller.queue_s, links=spoke.active_links)  # fmt: skip
-            for link in spoke.links:
-                link.limit_rate(wanted)
+    def _limit_links(self, path: _Path) -> None:
+        """A connection's bound, by its spoke's part: who has many connections gets no more through them than who has few."""
+        controller = path.controller
+        rate = controller.rate_bytes_per_s
+        part = min(1.0, (DRAIN_SPOKE_SHARE if controller.drains else SPOKE_SHARE) / path.active_spokes)
+        share = 1.0 if controller.drains else LINK_SHARE
+        for spoke in path.spokes.values():
+            wanted = rate * part * min(1.0, share / spoke.active_links) if rate is not None else None
+            if self._socket_rate_bytes_per_s is not None:
+                wanted = min(wanted or self._socket_rate_bytes_per_s, self._socket_rate_bytes_per_s)
+            known = spoke.link_rate_bytes_per_s
+            if wanted is not None and known is not None and abs(wanted - known) < _WORTH_TELLING * known:
+                continue
+            if wanted != known:
+                spoke.link_rate_bytes_per_s = wanted
+                log.debug("pace", rate_bytes_per_s=rate, path_bytes_per_s=controller.path_bytes_per_s,
+                          queue_s=controller.queue_s, spokes=path.active_spokes, links=spoke.active_links)  # fmt: skip
+                for link in spoke.links:
+                    link.limit_rate(wanted)

@@ -66,7 +66,7 @@ async def test_it_goes_on_by_itself(narrow: str, later: bool) -> None:
     link = TakesAll(source, later=later)
     scheduler = Scheduler(total_rate_bytes_per_s=rate, read_ahead=read_ahead)
     egress = link.egress = Egress(scheduler, asyncio.get_running_loop().time, NoObserver())
-    egress.attach(link, b"a", 1.0)
+    egress.attach(link, b"a", 1.0, "")
     egress.submit(link, 1, source.version(b"f"), [whole_file(FILE_BYTES)], Priority.PREFETCH, 0)
     egress.pump()
     async with asyncio.timeout(5):
@@ -83,7 +83,7 @@ async def test_a_deadline_alone_wakes_it_and_frees_the_room_for_others() -> None
     egress = link.egress = Egress(
         Scheduler(read_ahead=ReadAhead(reading_bytes=EXTENT_BYTES)), asyncio.get_running_loop().time, NoObserver()
     )
-    egress.attach(link, b"a", 1.0)
+    egress.attach(link, b"a", 1.0, "")
     egress.submit(link, 1, source.version(b"f"), [BlockRange(0, 256)], Priority.DEMAND, 20)
     egress.submit(link, 2, source.version(b"f"), [BlockRange(256, 256)], Priority.DEMAND, 0)
     egress.pump()
@@ -102,7 +102,7 @@ async def test_close_ends_open_reads() -> None:
     source.gate = asyncio.Event()
     link = TakesAll(source, later=False)
     egress = link.egress = Egress(Scheduler(), asyncio.get_running_loop().time, NoObserver())
-    egress.attach(link, b"a", 1.0)
+    egress.attach(link, b"a", 1.0, "")
     egress.submit(link, 1, source.version(b"f"), [whole_file(FILE_BYTES)], Priority.DEMAND, 0)
     egress.pump()
     async with asyncio.timeout(5):
@@ -128,7 +128,7 @@ async def test_what_is_read_for_a_stuck_socket_frees_the_disk_for_others() -> No
     stuck, link = TakesNothing(source, later=False), TakesAll(source, later=False)
     link.egress = egress
     for found in (stuck, link):
-        egress.attach(found, b"%d" % found.link_id, 1.0)
+        egress.attach(found, b"%d" % found.link_id, 1.0, "")
         egress.submit(found, 1, source.version(b"f"), [BlockRange(0, 256)], Priority.DEMAND, 0)
     egress.pump()
     assert len(egress._reading) == 1

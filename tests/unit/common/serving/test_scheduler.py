@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from common import limits
@@ -11,7 +13,7 @@ from common.serving.scheduler import DEMAND_CREDIT_BYTES, Pick, ReadAhead, Sched
 from common.wire.messages import Priority
 
 VERSION = bytes(16)
-WIDE = ReadAhead(reading_bytes=1 << 40, link_bytes=1 << 40, total_bytes=1 << 40)
+WIDE = ReadAhead(reading_bytes=1 << 40, link_bytes=1 << 40, path_bytes=1 << 40, total_bytes=1 << 40)
 
 
 def read(
@@ -43,13 +45,13 @@ def who(picks: list[Pick]) -> list[tuple[int, int]]:
     return [(pick.request.link_id, pick.request.request_id) for pick in picks]
 
 
-def test_a_spokes_pace_holds_its_prefetch_and_its_demand_goes_a_little_ahead() -> None:
+def test_a_paths_pace_holds_prefetch_and_demand_goes_a_little_ahead() -> None:
     scheduler = Scheduler(read_ahead=WIDE)
-    scheduler.add_link(1, b"a")
-    scheduler.add_link(2, b"b")
+    scheduler.add_link(1, b"a", path="near")
+    scheduler.add_link(2, b"b", path="far")
     rate = 10.0 * EXTENT_BYTES
-    scheduler.pace_spoke(0.0, b"a", rate)
-    scheduler.pace_spoke(0.0, b"nobody", rate)
+    scheduler.pace_path(0.0, "near", rate)
+    scheduler.pace_path(0.0, "nowhere", rate)
     read(scheduler, 1, 1, extents=40, priority=Priority.PREFETCH)
     read(scheduler, 2, 1, extents=40, priority=Priority.PREFETCH)
     picks = drain(scheduler)
@@ -62,17 +64,82 @@ def test_a_spokes_pace_holds_its_prefetch_and_its_demand_goes_a_little_ahead() -
     read(scheduler, 1, 2, now_s=0.06)
     assert who(drain(scheduler, 0.06)) == [(1, 2)]
     assert sum(len(drain(scheduler, step / 100)) for step in range(7, 201)) == pytest.approx(20 - ahead - 1, abs=1)
-    scheduler.pace_spoke(2.0, b"a", None)
+    scheduler.pace_path(2.0, "near", None)
     assert drain(scheduler, 2.0)
     assert scheduler.wake_at(2.0) is None
 
 
 def test_the_configured_pace_of_a_spoke_is_the_most() -> None:
     scheduler = Scheduler(read_ahead=WIDE, spoke_rate_bytes_per_s=EXTENT_BYTES)
-    scheduler.add_link(1, b"a")
-    scheduler.pace_spoke(0.0, b"a", 1000.0 * EXTENT_BYTES)
+    scheduler.add_link(1, b"a", path="near")
+    scheduler.pace_path(0.0, "near", 1000.0 * EXTENT_BYTES)
     read(scheduler, 1, 1, extents=40, priority=Priority.PREFETCH)
     assert sum(len(drain(scheduler, step / 10)) for step in range(50)) <= 6
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_spokes_behind_one_address_share_its_pace_whatever_their_connections(weight: float) -> None:
+    scheduler = Scheduler(read_ahead=WIDE)
+    for link_id in range(30):
+        scheduler.add_link(link_id, b"greedy", path="near")
+    scheduler.add_link(30, b"light", weight, path="near")
+    scheduler.add_link(31, b"elsewhere", path="far")
+    scheduler.pace_path(0.0, "near", 40.0 * EXTENT_BYTES)
+    for link_id in range(30):
+        read(scheduler, link_id, 1, extents=10, priority=Priority.PREFETCH)
+    read(scheduler, 30, 1, extents=100, priority=Priority.PREFETCH)
+    read(scheduler, 31, 1, extents=100, priority=Priority.PREFETCH)
+    got: Counter[int] = Counter()
+    for step in range(500):
+        for pick in drain(scheduler, step / 250):
+            got[pick.request.link_id] += 1
+            send(scheduler, pick)
+    assert got[31] == 100
+    assert got[30] == pytest.approx(80 * weight / (1 + weight), abs=2)
+    assert sum(got[link_id] for link_id in range(31)) == pytest.approx(80, abs=2)
+    assert max(got[link_id] for link_id in range(30)) - min(got[link_id] for link_id in range(30)) <= 1
+
+
+def test_what_is_read_ahead_for_one_of_several_behind_an_address_is_bounded_and_goes_on_as_it_leaves() -> None:
+    scheduler = Scheduler(read_ahead=ReadAhead(1 << 40, 4 * EXTENT_BYTES, path_bytes=10 * EXTENT_BYTES))
+    for link_id in range(8):
+        scheduler.add_link(link_id, b"greedy", path="near")
+        read(scheduler, link_id, 1, extents=4, priority=Priority.PREFETCH)
+    alone = drain(scheduler)
+    assert len(alone) == 32  # nobody else waits: each connection has its four
+    for pick in alone:
+        send(scheduler, pick)
+    scheduler.add_link(8, b"light", path="near")
+    for link_id in range(9):
+        read(scheduler, link_id, 2, extents=4, priority=Priority.PREFETCH)
+    ahead = drain(scheduler)
+    assert Counter(pick.request.link_id == 8 for pick in ahead) == {False: 5, True: 4}
+    got = 5
+    while got < 32:
+        pick = next(pick for pick in ahead if pick.request.link_id != 8)
+        ahead.remove(pick)
+        send(scheduler, pick)
+        (following,) = drain(scheduler)
+        ahead.append(following)
+        got += 1
+    assert not drain(scheduler)
+
+
+def test_a_path_is_forgotten_with_its_last_connection() -> None:
+    scheduler = Scheduler(read_ahead=WIDE)
+    scheduler.add_link(1, b"a", path="near")
+    scheduler.add_link(2, b"b", path="near")
+    read(scheduler, 1, 1, extents=3)
+    read(scheduler, 2, 1, extents=2)
+    assert scheduler.waiting_on_path("near") == 5 * EXTENT_BYTES
+    assert scheduler.waiting_on_path("far") == 0
+    scheduler.remove_link(1)
+    assert scheduler.waiting_on_path("near") == 2 * EXTENT_BYTES
+    scheduler.pace_path(0.0, "near", EXTENT_BYTES)
+    scheduler.remove_link(2)
+    scheduler.add_link(3, b"a", path="near")
+    read(scheduler, 3, 1, extents=9)
+    assert len(drain(scheduler)) == 9  # the pace went with it
 
 
 def test_a_read_is_cut_at_extents_and_its_last_one_known() -> None:
@@ -113,7 +180,7 @@ def test_demand_overtakes_prefetch_of_the_same_spoke_on_another_link() -> None:
 
 
 def test_links_of_a_spoke_take_turns_and_a_full_one_is_passed_over() -> None:
-    scheduler = Scheduler(read_ahead=ReadAhead(1 << 40, 2 * EXTENT_BYTES, 1 << 40))
+    scheduler = Scheduler(read_ahead=ReadAhead(1 << 40, 2 * EXTENT_BYTES))
     for link_id in (1, 2):
         scheduler.add_link(link_id, b"a")
         read(scheduler, link_id, 1, 4, Priority.PREFETCH)
@@ -125,7 +192,7 @@ def test_links_of_a_spoke_take_turns_and_a_full_one_is_passed_over() -> None:
 
 
 def test_demand_has_its_own_read_ahead() -> None:
-    scheduler = Scheduler(read_ahead=ReadAhead(1 << 40, 2 * EXTENT_BYTES, 1 << 40))
+    scheduler = Scheduler(read_ahead=ReadAhead(1 << 40, 2 * EXTENT_BYTES))
     scheduler.add_link(1, b"a")
     read(scheduler, 1, 1, 9, Priority.PREFETCH)
     assert len(drain(scheduler)) == 2
@@ -134,7 +201,7 @@ def test_demand_has_its_own_read_ahead() -> None:
 
 
 def test_reading_is_bounded_until_loaded_and_small_reads_count_for_more() -> None:
-    scheduler = Scheduler(read_ahead=ReadAhead(2 * EXTENT_BYTES, 1 << 40, 1 << 40))
+    scheduler = Scheduler(read_ahead=ReadAhead(2 * EXTENT_BYTES, 1 << 40))
     scheduler.add_link(1, b"a")
     read(scheduler, 1, 1, 5)
     picks = drain(scheduler)
@@ -148,7 +215,7 @@ def test_reading_is_bounded_until_loaded_and_small_reads_count_for_more() -> Non
 
 
 def test_sockets_that_take_nothing_do_not_stop_the_others() -> None:
-    scheduler = Scheduler(read_ahead=ReadAhead(1 << 40, 4 * EXTENT_BYTES, 8 * EXTENT_BYTES))
+    scheduler = Scheduler(read_ahead=ReadAhead(1 << 40, 4 * EXTENT_BYTES, total_bytes=8 * EXTENT_BYTES))
     for link_id in range(4):
         scheduler.add_link(link_id, b"%d" % link_id)
         read(scheduler, link_id, 1, 100, Priority.PREFETCH)

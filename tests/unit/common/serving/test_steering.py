@@ -9,6 +9,7 @@ from common.tcp import PathFacts
 from common.wire.messages import Priority
 
 SPOKE = b"s" * 16
+ADDRESS = "192.0.2.1"
 RTT_S = 0.06
 RATE = 100e6
 
@@ -32,7 +33,7 @@ class FakeLink:
 
 def busy_scheduler() -> Scheduler:
     scheduler = Scheduler()
-    scheduler.add_link(1, SPOKE)
+    scheduler.add_link(1, SPOKE, path=ADDRESS)
     scheduler.submit(0.0, 1, 1, bytes(16), [BlockRange(0, 16 * EXTENT_BLOCKS)], Priority.PREFETCH, None)
     return scheduler
 
@@ -50,9 +51,9 @@ def test_a_standing_queue_sets_the_pace_of_spoke_and_links_and_an_idle_link_coun
     steering = Steering(busy_scheduler(), lambda: now[0])
     bulk, control = [FakeLink() for _ in range(4)], FakeLink()
     for link in [*bulk, control]:
-        steering.joined(SPOKE, link)
+        steering.joined(ADDRESS, SPOKE, link)
     look(steering, bulk, 20, now)
-    controller = steering.controller(SPOKE)
+    controller = steering.controller(ADDRESS)
     assert controller is not None
     assert controller.rate_bytes_per_s is None
     assert not any(link.limits for link in bulk)
@@ -73,23 +74,23 @@ def test_a_new_link_of_a_paced_spoke_is_told_and_a_spoke_without_links_forgotten
     now = [0.0]
     steering = Steering(busy_scheduler(), lambda: now[0])
     first, second = FakeLink(), FakeLink()
-    steering.joined(SPOKE, first)
+    steering.joined(ADDRESS, SPOKE, first)
     first.queue_s = 0.05
     look(steering, [first], 20, now)
     assert first.limits
-    steering.joined(SPOKE, second)
+    steering.joined(ADDRESS, SPOKE, second)
     assert second.limits == first.limits[-1:]
-    steering.left(SPOKE, first)
-    steering.left(SPOKE, second)
-    steering.left(SPOKE, second)
-    assert steering.controller(SPOKE) is None
+    steering.left(ADDRESS, SPOKE, first)
+    steering.left(ADDRESS, SPOKE, second)
+    steering.left(ADDRESS, SPOKE, second)
+    assert steering.controller(ADDRESS) is None
 
 
 def test_a_link_is_never_told_more_than_the_configured_rate() -> None:
     now = [0.0]
     steering = Steering(busy_scheduler(), lambda: now[0], RATE / 100)
     link = FakeLink()
-    steering.joined(SPOKE, link)
+    steering.joined(ADDRESS, SPOKE, link)
     link.queue_s = 0.05
     look(steering, [link], 20, now)
     assert set(link.limits) == {RATE / 100}
@@ -99,7 +100,7 @@ def test_connections_begin_anew_in_time_while_our_pace_rules_and_never_before() 
     now = [0.0]
     steering = Steering(busy_scheduler(), lambda: now[0])
     link = FakeLink()
-    steering.joined(SPOKE, link)
+    steering.joined(ADDRESS, SPOKE, link)
     look(steering, [link], 20, now)
     assert link.renewals == 0  # TCP decides: it may have to look for the round trip
     link.queue_s = 0.05
@@ -108,3 +109,25 @@ def test_connections_begin_anew_in_time_while_our_pace_rules_and_never_before() 
     assert link.renewals == 1
     look(steering, [link], int(3 * RENEW_EVERY_S / LOOK_EVERY_S), now)
     assert link.renewals == 4
+
+
+def test_connections_are_bound_by_their_spokes_part_of_the_path() -> None:
+    now = [0.0]
+    scheduler = busy_scheduler()
+    scheduler.add_link(2, b"light", path=ADDRESS)
+    scheduler.submit(0.0, 2, 1, bytes(16), [BlockRange(0, 16 * EXTENT_BLOCKS)], Priority.PREFETCH, None)
+    steering = Steering(scheduler, lambda: now[0])
+    many, one = [FakeLink() for _ in range(9)], FakeLink()
+    for link in many:
+        steering.joined(ADDRESS, SPOKE, link)
+    steering.joined(ADDRESS, b"light", one)
+    for link in (*many, one):
+        link.queue_s = 0.05
+    look(steering, [*many, one], 20, now)
+    controller = steering.controller(ADDRESS)
+    assert controller is not None
+    assert controller.path_bytes_per_s > 0.8 * RATE  # one path, however many spokes
+    few, alone = many[0].limits[-1], one.limits[-1]
+    assert few is not None
+    assert alone is not None
+    assert alone > 8 * few
