@@ -40,7 +40,7 @@ _VAIN_EVERY = 8
 _FORGET_EVERY = 1024
 _QUIET_MAX_BYTES = 4 * EXTENT_BYTES
 _WRAP_SHARE = 4
-_WRAP_BYTES_SHARE = 64
+_WRAP_BYTES_SHARE = 24
 
 
 class Ahead(NamedTuple):
@@ -71,6 +71,7 @@ class Follower:
         self.matched_reads = 0
         self.share = 0.0
         """Of the last reads of the order's files, those it had foretold or could place."""
+        self._came_again = False
         self._paused_until_s = 0.0
         self._cap_bytes = limits.PREFETCH_START_BYTES
         self._cursors: list[Cursor] = []
@@ -566,9 +567,10 @@ class Follower:
         if any(other.lane == lane and not self._is_past_middle(other) for other in self._cursors):
             return  # begun already
         self._marks.clear_from(lane, first)
-        # It may not come again: what is fetched then is a small part of what was read.
+        # It may not come again, unless it did before: what is fetched then is a small part of what was read.
         epoch_bytes = int((length - first) * cursor.average_bytes)
-        window_bytes = min(limits.PREFETCH_START_BYTES, self._cap_bytes, epoch_bytes // _WRAP_BYTES_SHARE)
+        least_bytes = limits.PREFETCH_START_BYTES if self._came_again else epoch_bytes // _WRAP_BYTES_SHARE
+        window_bytes = min(limits.PREFETCH_START_BYTES, self._cap_bytes, least_bytes)
         again = Cursor(now_s, lane, first - 1, window_bytes)
         again.is_later_pass = True
         self._add(again)
@@ -579,6 +581,7 @@ class Follower:
     def _begin_pass(self, cursor: Cursor) -> None:
         """Half a lane later those who were at its end are gone; what they marked as read is still to come."""
         cursor.is_later_pass = False
+        self._came_again = True
         for other in [other for other in self._cursors if other.lane == cursor.lane and other is not cursor]:
             if self._is_past_middle(other) and other.seen_at_read + limits.ORDER_IDLE_READS // 2 < self._reads:
                 self._give_up(other)
