@@ -77,6 +77,7 @@ def learned(spoke: Spoke) -> list[dict[str, object]]:
     return [order for order in spoke.facts()["orders"] if order["reason"] == "learned"]
 
 
+@pytest.mark.slow
 def test_the_same_order_again_is_there_over_a_smaller_cache_and_after_a_restart(
     pair: Pair, far: Callable[[str], str], right: str
 ) -> None:
@@ -107,6 +108,7 @@ def test_the_same_order_again_is_there_over_a_smaller_cache_and_after_a_restart(
     assert json.loads(run("spoke.cli", "status", mountpoint, "--json").stdout)["learned"]["recorded_steps"] == 0
 
 
+@pytest.mark.slow
 def test_another_order_each_epoch_costs_little(pair: Pair, far: Callable[[str], str], right: str) -> None:
     spoke = pair.spoke(far(pair.hub().address), extra=["--cache-size", "24MiB"])
     epoch(spoke, 1, right)
