@@ -35,6 +35,10 @@ class ControlRefused(UsageError):
     """What the running spoke answered: it was asked for something that cannot be."""
 
 
+class Silent(HeadraceError):
+    """The running spoke took the question, or not even that, and said nothing in time."""
+
+
 class NotMounted(UsageError):
     """No spoke of ours answers for this mountpoint."""
 
@@ -121,7 +125,7 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> It
     """Send a request and yield ("progress", …) and at last ("result", …).
 
     ``timeout_s`` bounds the silence between two lines. Raises NotMounted when nobody listens, ControlError or
-    ControlRefused for an error answered, HeadraceError when the spoke stays silent.
+    ControlRefused for an error answered, Silent when the spoke says nothing.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
@@ -131,15 +135,20 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> It
             raise NotMounted("no spoke of this user serves this mountpoint") from None
         except PermissionError:
             raise NotMounted("the spoke of this mountpoint runs as another user") from None
+        except TimeoutError:  # the queue of its socket is full of those who asked before
+            raise Silent(f"the spoke did not answer within {timeout_s:g} s") from None
         except OSError as error:
             raise HeadraceError(f"cannot reach the spoke at {path}: {error}") from None
-        connection.sendall(json.dumps(dict(request)).encode() + b"\n")
+        try:
+            connection.sendall(json.dumps(dict(request)).encode() + b"\n")
+        except TimeoutError:
+            raise Silent(f"the spoke did not answer within {timeout_s:g} s") from None
         with connection.makefile("rb") as lines:
             while True:
                 try:
                     line = lines.readline()
                 except TimeoutError:
-                    raise HeadraceError(f"the spoke did not answer within {timeout_s:g} s") from None
+                    raise Silent(f"the spoke did not answer within {timeout_s:g} s") from None
                 if not line:
                     raise HeadraceError("the spoke closed the connection without an answer")
                 answer = json.loads(line)
