@@ -720,12 +720,12 @@ PREFETCH_ACTIVE_S = 10.0
 PREFETCH_ACTIVE_MAX_STREAMS = 1024
 """Streams that take part; beyond, the longest unread does not."""
 
-PREFETCH_WASTE_ALLOWANCE_BYTES = 8 * 1024 * 1024
-PREFETCH_WASTE_SHARE = 0.04
+PREFETCH_WASTE_ALLOWANCE_BYTES = 4 * 1024 * 1024
+PREFETCH_WASTE_SHARE = 0.03
 """Prefetched and unread, in a file and in all: the allowance and this share of what was read. Past it only long runs are streams."""
 
 PREFETCH_DISTRUST_MAX_BYTES = 64 * 1024 * 1024
-"""Waste beyond what is forgiven that is held against a file, or all: after 1.6 GB more of reads it gets another try. Forgotten."""
+"""Waste beyond what is forgiven that is held against a file, or all: after 2.1 GB more of reads it gets another try. Forgotten."""
 
 PREFETCH_FAILURE_PAUSE_S = 1.0
 """After a failed fetch nothing is planned for that file for so long."""
@@ -800,6 +800,10 @@ ORDER_AHEAD_MAX_STEPS = 8192
 
 ORDER_TRAIL_MIN_STEPS = 256
 """How far behind the furthest read of a place a step may be read and count as in time; more when workers are seen further apart."""
+
+ORDER_WINDOW_MIN_BYTES = 8 * 1024 * 1024
+"""Smallest window of a place in an order, where the cache has room for it: all workers of a lane may ask for a batch at once,
+and an order says what that will be, whatever rate they had on average."""
 
 ORDER_SPREAD_MAX_STEPS = 4096
 """Beyond this distance workers of a lane are followed as places of their own."""
@@ -1096,3 +1100,40 @@ ORDER_FILES_MAX_KEPT = 16
 
 ORDER_LOAD_TIMEOUT_S = 60.0
 """How long a command waits until the spoke has checked an order file (100 MB are read once). Then it fails."""
+
+# --- succession: orders learned from what is read (spoke/prefetch/succession, spoke/orders/learner) -----------
+
+LEARN_MEMORY_BYTES = 128 * 1024 * 1024
+"""Default of the setting ``learn_memory``, for all that is being recorded: a million steps, 128 GiB read by page faults. A longer
+epoch becomes several orders."""
+
+LEARN_MIN_STEPS = 64
+"""A shorter sequence is not kept."""
+
+LEARN_CLOSED_REST_S = 30.0
+"""All files closed and nothing read for so long: the job is over, and so is its recording."""
+
+LEARN_REST_S = 1800.0
+"""The same with files open: evaluations and checkpoints take up to 10 minutes."""
+
+LEARN_SEGMENT_STEPS = 1 << 16
+"""Steps of a learned order file that are sorted together. Smaller than elsewhere: writing and checking it share the daemon's lock."""
+
+LEARN_PIECE_MAX_STEPS = 1 << 15
+"""Steps of a recording's index that are sorted at once on the loop (some 4 ms). More pieces instead: each costs a look-up 1 µs."""
+
+LEARN_SLICE_STEPS = 1 << 13
+"""Steps copied at once while a learned order is written, between two looks whether the daemon stops."""
+
+LEARN_STOP_S = 3.0
+"""How long a daemon that stops may write down what it learned (a million steps). Then it is left."""
+
+LEARN_GATE_ALLOWANCE_BYTES = 8 * 1024 * 1024
+LEARN_GATE_WASTE_SHARE = 0.15
+"""As PREFETCH_GATE_…, for learned orders: nobody said that they hold, and with another shuffle each epoch there is a new one each time."""
+
+LEARNED_UNPROVEN_KEPT = 2
+"""Learned orders of a dataset kept that nobody has followed yet, the newest: each costs a look-up for some reads. Dropped."""
+
+LEARNED_PROVEN_KEPT = 3
+"""Those that were followed, the last ones (training, evaluation, another job). Dropped."""

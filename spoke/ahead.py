@@ -10,7 +10,7 @@ from typing import Any
 
 from common.blocks import EXTENT_BYTES, BlockRange
 from common.errors import OrderError
-from spoke.cache.eviction import NextUse
+from spoke.cache.eviction import Awaited, NextUse
 from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
 from spoke.metrics import Counts
@@ -44,7 +44,7 @@ class Ahead:
         self._clock = clock
         self._fetcher: Fetcher | None = None
         self._client: HubClient | None = None
-        self.foresee: Callable[[NextUse | None], None] | None = None
+        self.foresee: Callable[[NextUse | None, Awaited | None], None] | None = None
         """Told how to ask for the next use of an extent, while orders are followed (for eviction)."""
         self.read_ahead = ReadAhead(
             read_ahead_kib, planner.is_foretold if planner is not None else lambda _version: False
@@ -99,6 +99,12 @@ class Ahead:
         self._planner.add_order(self._clock(), order)
         self._orders_changed()
 
+    def replace_order(self, former: str, order: Order) -> None:
+        """Follow an order in the place of one that has the same steps. Raises OrderError, as ``add_order``."""
+        if self._planner is not None:
+            self._planner.replace_order(self._clock(), former, order)
+            self._orders_changed()
+
     def order_grew(self, name: str) -> None:
         """Steps were added to an order that is followed."""
         if self._planner is not None:
@@ -121,7 +127,10 @@ class Ahead:
 
     def _orders_changed(self) -> None:
         if self.foresee is not None and self._planner is not None:
-            self.foresee(self._planner.next_use if self._planner.has_orders else None)
+            if self._planner.has_orders:
+                self.foresee(self._planner.next_use, self._planner.awaited)
+            else:
+                self.foresee(None, None)
         self._pump()
 
     # --- arrivals ----------------------------------------------------------------------------------------

@@ -70,6 +70,12 @@ def mount(
     ] = None,
     identity: Annotated[str | None, typer.Option(help="This spoke's name for the hub. [default: host name]")] = None,
     prefetch: Annotated[bool | None, typer.Option("--prefetch/--no-prefetch", help="Fetch ahead of readers.")] = None,
+    learn: Annotated[
+        bool | None, typer.Option("--learn/--no-learn", help="Remember in which order files are read, and follow it.")
+    ] = None,
+    learn_memory: Annotated[
+        str | None, typer.Option(help="The most that remembering may take. [default: 128MiB]")
+    ] = None,
     record: Annotated[
         Path | None, typer.Option(help="Write down every open, READ and close in this new file, for bench.replay.")
     ] = None,
@@ -152,6 +158,8 @@ def mount(
         "links": links,
         "identity": identity,
         "prefetch": prefetch,
+        "learn": learn,
+        "learn_memory": learn_memory,
         "record": record,
         "compression": compression,
         "revision": revision,

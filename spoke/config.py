@@ -13,6 +13,7 @@ from common.config import Address, DatasetName, DurationS, Settings, SizeBytes, 
 from common.errors import UsageError
 from common.limits import (
     LABEL_MAX_BYTES,
+    LEARN_MEMORY_BYTES,
     MEMORY_LIMIT_BYTES,
     MEMORY_LIMIT_MIN_BYTES,
     READAHEAD_MAX_KIB,
@@ -63,7 +64,8 @@ class SpokeSettings(Settings):
     ``cache_size`` 0: four fifths of the disk it is on. ``cache_free_floor``: never leave the disk with
     less. ``read_timeout`` 0: a read waits for the hub for ever. ``links``: bulk connections beside the control one, 0: as the path wants.
     ``memory_limit``: of the spoke's own memory; where it was not set, half of the control group's limit if that is less.
-    ``prefetch`` off: fetch only what is read. ``compression`` off: take raw bytes only.
+    ``prefetch`` off: fetch only what is read. ``learn`` off: neither record in which order files are read nor follow what was
+    recorded; ``learn_memory``: the most that recording takes. ``compression`` off: take raw bytes only.
     ``revision`` or ``snapshot``: show the tree of that one, for ever. ``consistency``: ``lease`` (the hub tells of changes) or
     ``strict`` (it is asked at each open). ``record``: a file to write down every open, READ and close in (TRACE.md).
     ``read_ahead``: the kernel's, in KiB, or ``auto``: chosen by what is read. ``scrub_rate``: bytes/s of the cache compared
@@ -87,6 +89,8 @@ class SpokeSettings(Settings):
     links: Annotated[int, Field(ge=0, le=64)] = 0
     identity: Annotated[str, Field(min_length=1, max_length=200)] = Field(default_factory=socket.gethostname)
     prefetch: bool = True
+    learn: bool = True
+    learn_memory: Annotated[SizeBytes, Field(ge=1 << 20, le=1 << 36)] = LEARN_MEMORY_BYTES
     record: Path | None = None
     compression: bool = True
     passthrough: bool = True

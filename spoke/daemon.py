@@ -58,6 +58,7 @@ from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Losses, Suspicion
 from spoke.namespace.suspicion_record import kept
 from spoke.namespace.tree import FIRST_SERIAL, Invalidation
+from spoke.orders.learner import Learner, is_learned_file
 from spoke.orders.shelf import OrderShelf
 from spoke.page import spoke_page
 from spoke.pins import Pins
@@ -67,6 +68,7 @@ from spoke.prefetch.chains import FileFacts, NextFile
 from spoke.prefetch.planner import Planner
 from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
+from spoke.prefetch.succession import OrderRecorder
 from spoke.privileges import drop_unneeded
 from spoke.reads import Handle, Reads
 from spoke.recorder import Recorder, Recording
@@ -132,18 +134,7 @@ class Spoke:
             credentials=self.credentials,
         )
         self.siblings = Siblings(self.tree)
-        self.planner = _planner(self._next_file, store.usage().capacity_bytes) if settings.prefetch else None
-        self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
-        self.ahead = Ahead(self.planner, self.counts, clock, settings.read_ahead_kib)
-        self.plans = Plans(
-            self.tree,
-            self.ahead if self.planner is not None else None,
-            clock,
-            lambda message, task_id: self.insight.marks(message, task_id),  # noqa: PLW0108 it comes later
-        )
-        self.order_shelf = OrderShelf(
-            (settings.cache_dir / "orders").absolute(), self.ahead if settings.prefetch else None
-        )
+        self._look_ahead(settings)
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice, self.memory)
         self.fetcher.on_behind = store.behind
         store.on_well = self.fetcher.disk_is_well
@@ -216,7 +207,31 @@ class Spoke:
             "orders": self._answer_orders,
             "order-load": self._answer_order_load,
             "order-drop": self._answer_order_drop,
+            "learned-reset": self._answer_learned_reset,
         }
+
+    def _look_ahead(self, settings: SpokeSettings) -> None:
+        """Who foresees reads: the planner, its hands, the orders it follows, and who learns them."""
+        clock = runtime.now_s
+        store = self.store
+        self.order_recorder = OrderRecorder(settings.learn_memory) if settings.prefetch and settings.learn else None
+        self.planner = (
+            _planner(self._next_file, store.usage().capacity_bytes, self.order_recorder) if settings.prefetch else None
+        )
+        self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
+        self.ahead = Ahead(self.planner, self.counts, clock, settings.read_ahead_kib)
+        self.plans = Plans(
+            self.tree,
+            self.ahead if self.planner is not None else None,
+            clock,
+            lambda message, task_id: self.insight.marks(message, task_id),  # noqa: PLW0108 it comes later
+        )
+        self.order_shelf = OrderShelf(
+            (settings.cache_dir / "orders").absolute(),
+            self.ahead if settings.prefetch else None,
+            pass_over=lambda path: not settings.learn and is_learned_file(path),
+        )
+        self.learner = Learner(self.order_recorder, self.order_shelf, self.ahead, settings.dataset)
 
     def _watch_over_blocks(self, settings: SpokeSettings) -> None:
         """Who looks at cached blocks again, and who mends those that are bad."""
@@ -290,6 +305,7 @@ class Spoke:
         if self.recorder is not None:
             self.recorder.open(go_on=self.handed is not None and self.handed.goes_on)
         await self.order_shelf.start()
+        await self.learner.start()
         await self._mount()
         await self.control.start()
         await self.pages.start(*self._metrics_address())
@@ -380,6 +396,7 @@ class Spoke:
                 *self._upkeep,
                 self.follower.task,
                 *self.fetcher.tasks,
+                self.learner.task,
             )
             if task is not None
         ]
@@ -406,6 +423,7 @@ class Spoke:
         elif self.handed is not None:
             give_up_mount(self.handed)
         await self.pages.close()
+        await self.learner.close()
         await self.warming.close()
         await self.scrub.close()
         await self.mending.close()
@@ -453,6 +471,8 @@ class Spoke:
                 }
             )
             self.plans.tend()
+            if self.order_recorder is not None and self.planner is not None:
+                self.order_recorder.tend(runtime.now_s(), self.planner.open_handles)
             self.pins.tend()
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
@@ -701,6 +721,7 @@ class Spoke:
             "warm": self.warming.facts(),
             "plans": self.plans.facts(),
             "orders": self.ahead.orders(),
+            "learned": self.learner.facts(),
             "data_path": {
                 "passthrough": passthrough.live if passthrough is not None else False,
                 "reason": passthrough.reason if passthrough is not None else "not mounted",
@@ -803,6 +824,9 @@ class Spoke:
             self.operations.forget_bytes(versions)
         yield done
 
+    async def _answer_learned_reset(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield {"orders": await self.learner.reset()}
+
     async def _answer_loss(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         suspicion = self.suspicious
         if suspicion is None:
@@ -855,12 +879,13 @@ def pin_of(settings: SpokeSettings) -> Pin | None:
     return Pin(settings.revision, settings.snapshot)
 
 
-def _planner(next_file: NextFile, capacity_bytes: int) -> Planner:
+def _planner(next_file: NextFile, capacity_bytes: int, recorder: OrderRecorder | None) -> Planner:
     """What is fetched ahead must fit beside what is kept: a small cache would evict it before it is read."""
     return Planner(
         next_file,
         stream_max_bytes=min(limits.PREFETCH_STREAM_MAX_BYTES, capacity_bytes // 8),
         windows_max_bytes=min(limits.PREFETCH_WINDOWS_MAX_BYTES, capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE),
+        recorder=recorder,
     )
 
 

@@ -103,7 +103,7 @@ def list_plans(
 @app.command()
 @exit_codes
 def drop(context: typer.Context, name: Annotated[str, typer.Argument(help="As plan list shows it.")]) -> None:
-    """Have the spoke forget a plan, or an order that a recipe made."""
+    """Have the spoke forget a plan, an order that a recipe made, or one it learned."""
     if ask(context.obj, "order-drop", {"name": name})["dropped"]:
         typer.echo(f"dropped {name}")
         return
@@ -111,6 +111,14 @@ def drop(context: typer.Context, name: Annotated[str, typer.Argument(help="As pl
     if answer["errno"]:
         raise UsageError(answer["text"])
     typer.echo(f"dropped {name}")
+
+
+@app.command()
+@exit_codes
+def reset(context: typer.Context) -> None:
+    """Have the spoke forget every order it learned from reads, and what it is recording."""
+    count = ask(context.obj, "learned-reset")["orders"]
+    typer.echo(f"forgot {count} learned orders" if count != 1 else "forgot 1 learned order")
 
 
 app.command("recipe", context_settings=recipes_cli.FREE_OPTIONS)(recipes_cli.recipe)

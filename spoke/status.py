@@ -51,6 +51,7 @@ def render(facts: Mapping[str, Any]) -> str:
         f"{path['passthrough_opens']} of {reads['opens']} opens by the kernel itself",
         f"  prefetch   {format_size(prefetch['asked_bytes'])} asked, {format_size(prefetch['used_bytes'])} used, "
         f"{format_size(prefetch['wasted_bytes'])} wasted, {format_size(prefetch['outstanding_bytes'])} on the way",
+        f"  learned    {_learned(facts['learned'])}",
         f"  readahead  {ahead['kib']} KiB for files opened now ({ahead['reason']})"
         + (f"; {ahead['wished_kib']} KiB would be better, but {ahead['failure']}" if ahead["failure"] else ""),
         f"  WAN        {format_size(hub['received_bytes'])} received",
@@ -90,6 +91,15 @@ def render(facts: Mapping[str, Any]) -> str:
               if entry["source"] != "default"]  # fmt: skip
     lines.append(f"  settings   {', '.join(chosen) if chosen else 'all default'}")
     return "\n".join(lines)
+
+
+def _learned(facts: Mapping[str, Any]) -> str:
+    if not facts["enabled"]:
+        return "off"
+    return (
+        f"{facts['orders']} orders kept, {facts['proven_orders']} of them followed before; {facts['recorded_steps']} steps of this "
+        f"epoch recorded, {facts['epochs_seen']} epochs seen"
+    )
 
 
 def render_loss(loss: Mapping[str, Any]) -> str:

@@ -158,6 +158,22 @@ class Job:
         return wasted / max(1, sum(used.count(1) for used in self.used.values()))
 
 
+def recorded(files: Sequence[FileFacts], steps: Sequence[Step], *, faults: bool) -> list[Step]:
+    """The READs of a reader who takes these steps: what a learned order of them holds."""
+    tape = _Tape(Planner(), files, faults=faults)
+    for step in steps:
+        tape.step(step)
+    return tape.steps
+
+
+@dataclass
+class _Tape(Job):
+    steps: list[Step] = field(default_factory=list)
+
+    def read(self, file: int, start_bytes: int, length_bytes: int) -> None:
+        self.steps.append(Step(file, start_bytes, length_bytes))
+
+
 def lane_of(planner: Planner) -> list[int]:
     (found,) = planner.orders()
     return [entry["lane"] for entry in found["lanes"]]

@@ -20,10 +20,10 @@ import math
 from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
-from common.blocks import EXTENT_BYTES
+from common.blocks import EXTENT_BYTES, BlockRange
 from common.digest import version_seed
 from common.limits import CACHE_EVICT_SAMPLE, CACHE_GHOSTS_MAX, CACHE_WANTED_MAX
 
@@ -43,10 +43,14 @@ _BARREN_SHARE = 256  # after a search of everything in vain: the traffic, as a s
 _FRESH_PER_CHOICE = 8
 _FORESEEN_SAMPLE = 16
 _FORESEEN_MAX = 64
-_FORESEEN_TRIES = 6
+_FORESEEN_TRIES = 16
 
 NextUse = Callable[[bytes, int], int | None]
 """(version, extent) -> steps until its next use, very many for "never again"; None: in no order."""
+
+
+Awaited = Callable[[bytes, int], Sequence[BlockRange]]
+"""(version, extent) -> its blocks that are about to be read, as far as orders tell."""
 
 
 def extent_rank(seed: int, extent: int) -> int:
@@ -148,12 +152,14 @@ class _Ghosts:
 class EvictionPolicy:
     """All cached extents, what is known of their use, and the choice of the next victim.
 
-    ``next_use``: set while orders are followed; None: nothing is known of the future.
+    ``next_use``: set while orders are followed; None: nothing is known of the future. ``awaited``: what whoever evicts an extent
+    should leave of it.
     """
 
     def __init__(self, dice: Random, capacity_bytes: int) -> None:
         self._dice = dice
         self.next_use: NextUse | None = None
+        self.awaited: Awaited | None = None
         self._foreseen: list[tuple[int, int, FileExtents, int]] = []  # steps until used, least first; a tie-break
         self._foreseen_keys: set[tuple[bytes, int]] = set()
         self._foreseen_serial = 0

@@ -84,6 +84,10 @@ class BlockMap:
             return len(part) - part.count(ABSENT)
         return 0 if kind == ABSENT else self._blocks_in(extent)
 
+    def count_present(self, blocks: BlockRange) -> int:
+        """How many of these blocks are present."""
+        return blocks.block_count - sum(found.block_count for found in self.missing(blocks))
+
     def present_extents(self) -> Iterator[int]:
         """Extents with at least one present block, in order."""
         return (extent for extent, kind in enumerate(self._kinds) if kind != ABSENT)

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Callable
 from random import Random
 
-from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, subtract
 from common.limits import CACHE_EVICT_BATCH_BYTES, CACHE_EVICT_ROUNDS_MAX
 from spoke.cache.cached_file import CachedFile, free_space
 from spoke.cache.health import NoRoom, TroubleKind
@@ -176,7 +176,14 @@ class Reclaimer:
         first_block = extent * EXTENT_BLOCKS
         span = BlockRange(first_block, min(EXTENT_BLOCKS, blocks.block_count - first_block))
         present_bytes = blocks.present_in_extent(extent) * BLOCK_BYTES
-        job = shelf.free(file, [span])
+        spans = [span]
+        for kept in shelf.policy.awaited(file.version, extent) if shelf.policy.awaited is not None else ():
+            spans = subtract(spans, kept)
+        leaving_bytes = sum(blocks.count_present(found) for found in spans) * BLOCK_BYTES
+        if leaving_bytes:  # where all is awaited, all goes
+            job, present_bytes = shelf.free(file, spans), leaving_bytes
+        else:
+            job = shelf.free(file, [span])
         if job is not None:
             jobs.add(job)
         return file.charged_bytes if file.removed else present_bytes

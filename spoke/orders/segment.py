@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
+from heapq import merge
 from itertools import count
 from typing import TypeAlias
 
@@ -21,6 +22,7 @@ PAGE_SHIFT = 12
 PAGES_MAX = 1 << (64 - ROW_BITS)
 STEP_MAX_BYTES = (1 << 32) - 1
 _ROW_MASK = ROWS_MAX - 1
+_SLICE_ROWS = 4096
 
 Numbers: TypeAlias = "array[int] | memoryview"
 
@@ -66,6 +68,21 @@ def sorted_index(files: array[int], offsets: array[int], first_pages: array[int]
             for file, offset_bytes, row in zip(files, offsets, count(), strict=False)
         ),
     )
+
+
+def sorted_index_in_slices(files: array[int], offsets: array[int], first_pages: array[int]) -> array[int]:
+    """The same, for a thread beside an event loop: sorting 2^18 rows at once keeps Python's lock for 0.1 s, this 1 ms at a time."""
+    keys = list[list[int]]()
+    for start in range(0, len(files), _SLICE_ROWS):
+        end = min(len(files), start + _SLICE_ROWS)
+        keys.append(
+            sorted(
+                (first_pages[files[row]] + (offsets[row] >> PAGE_SHIFT)) << ROW_BITS | row for row in range(start, end)
+            )
+        )
+    index = array("Q")
+    index.extend(merge(*keys))
+    return index
 
 
 def check_step(file: int, offset_bytes: int, length_bytes: int, sizes: array[int]) -> None:

@@ -24,7 +24,7 @@ from spoke.orders.layout import (
     encode_about,
     encode_header,
 )
-from spoke.orders.segment import PAGE_SHIFT, PAGES_MAX, check_step, pages_of, sorted_index
+from spoke.orders.segment import PAGE_SHIFT, PAGES_MAX, check_step, pages_of, sorted_index, sorted_index_in_slices
 from spoke.prefetch.orders import FileFacts, Reason
 
 _FILES_PER_WRITE = 4096
@@ -46,7 +46,7 @@ class OrderWriter:
     """Blocks: use it in a thread or a process of its own (sorting a segment takes 0.1 s). ``finish`` or leave the ``with`` block.
 
     Raises OrderError for what cannot be an order, PlanTooLong beyond limits.py, OSError as the disk does. Until ``finish``
-    there is only ``<path>.new``.
+    there is only ``<path>.new``. ``gently``: slower, but for a thread beside an event loop, which it never holds up for long.
     """
 
     def __init__(
@@ -58,6 +58,8 @@ class OrderWriter:
         files: Sequence[FileFacts],
         lane_count: int,
         meta: Mapping[str, str] | None = None,
+        segment_steps: int = limits.ORDER_SEGMENT_STEPS,
+        gently: bool = False,
     ) -> None:
         if not 1 <= lane_count <= limits.ORDER_MAX_LANES:
             raise PlanTooLong(f"an order has 1 to {limits.ORDER_MAX_LANES} lanes, not {lane_count}")
@@ -68,6 +70,8 @@ class OrderWriter:
         self._temporary = path.with_name(path.name + ".new")
         self._files = files
         self._lane_count = lane_count
+        self._segment_steps = segment_steps
+        self._sorted_index = sorted_index_in_slices if gently else sorted_index
         self._sizes = array("Q", (file.size_bytes for file in files))
         self._first_pages = array("Q")
         self._longest = array("I", bytes(4 * len(files)))
@@ -113,7 +117,7 @@ class OrderWriter:
         at = 0
         while at < len(files):
             rows = self._rows_of(lane)
-            stop = min(len(files), at + limits.ORDER_SEGMENT_STEPS - self._open_count)
+            stop = min(len(files), at + self._segment_steps - self._open_count)
             sizes, longest, same = self._sizes, self._longest, self._same
             for file, offset_bytes, length_bytes in zip(
                 files[at:stop], offsets_bytes[at:stop], lengths_bytes[at:stop], strict=True
@@ -177,7 +181,7 @@ class OrderWriter:
 
     def _added(self, count: int) -> None:
         self._open_count += count
-        if self._open_count >= limits.ORDER_SEGMENT_STEPS:
+        if self._open_count >= self._segment_steps:
             self._write_segment()
 
     def _write_segment(self) -> None:
@@ -197,7 +201,7 @@ class OrderWriter:
             lengths.extend(rows.lengths)
         self._open_rows.clear()
         self._open_count = 0
-        index = sorted_index(files, offsets, self._first_pages)
+        index = self._sorted_index(files, offsets, self._first_pages)
         digest = xxh3_64()
         at = self._out.tell()
         for column in (offsets, index, files, lengths):

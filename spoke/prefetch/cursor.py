@@ -70,14 +70,20 @@ class Item:
 
 
 class Cursor:
-    """``front``: the furthest position read. ``spread``: how far behind it, or ahead of it at once, others read."""
+    """``front``: the furthest position read. ``spread``: how far behind it, or ahead of it at once, others read.
 
-    __slots__ = ("ahead_bytes", "average_bytes", "front", "items", "lane", "matched_reads", "next_offset_bytes",
-                 "next_position", "run", "seen_at_read", "spread", "trail", "window")  # fmt: skip
+    ``is_at_end``: nothing was left to predict. ``is_later_pass``: it began at the start of a lane while others were at its end, whose
+    marks lie before it.
+    """
+
+    __slots__ = ("ahead_bytes", "average_bytes", "front", "is_at_end", "is_later_pass", "items", "lane", "matched_reads",
+                 "next_offset_bytes", "next_position", "run", "seen_at_read", "spread", "trail", "window")  # fmt: skip
 
     def __init__(self, now_s: float, lane: int, front: int, window_bytes: int) -> None:
         self.lane = lane
         self.front = front
+        self.is_at_end = False
+        self.is_later_pass = False
         self.next_position = front + 1
         self.next_offset_bytes = 0
         self.spread = 0.0

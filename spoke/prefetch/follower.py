@@ -10,39 +10,37 @@ after a jump. What was predicted and not read counts against the order, which th
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from spoke.prefetch.chains import FileFacts
-from spoke.prefetch.cursor import PIECE_BYTES, PIECE_SHIFT, Cursor, Item, Marks, Run, State
+from spoke.prefetch.cursor import PIECE_BYTES, Cursor, Item, Marks, Run, State
 from spoke.prefetch.gate import Gate
-from spoke.prefetch.lockon import Candidate, Found, Votes
+from spoke.prefetch.lockon import Finder, Found
+from spoke.prefetch.next_use import NEVER, steps_until
 from spoke.prefetch.orders import Order, Reason
+from spoke.prefetch.predictions import Predictions
+from spoke.prefetch.recording import Recording
+from spoke.prefetch.shapes import Shapes, make_room
 from spoke.prefetch.source import FAULT_BYTES
 
-NEVER = 1 << 40
-"""Steps until the next use of what an order will not use again."""
+__all__ = ["NEVER", "Ahead", "Follower"]
 
 _PAGE = 4096
 _ITEM_MAX_BYTES = (
     PIECE_BYTES + 2 * FAULT_BYTES
 )  # more only with the largest readahead: an item then passes the budget once
-_FILE_SHIFT = 40
 _SHARE_FADE = 1 / 64
 _TOGETHER_STEPS = 32
-_USED_ALREADY_MAX = 8
 _TRUSTED_SHARE = 0.5
 _LANES_STARTED_MAX = 8
 _VAIN_EVERY = 8
-_SHAPE_MAX = 8
-_ORDER_SHAPE_MAX = 64
-_TOTAL_EVERY = 4096
-_ASKED_FADE = 1 / 32
 _FORGET_EVERY = 1024
 _QUIET_MAX_BYTES = 4 * EXTENT_BYTES
 _WRAP_SHARE = 4
+_WRAP_BYTES_SHARE = 24
 
 
 class Ahead(NamedTuple):
@@ -53,33 +51,38 @@ class Ahead(NamedTuple):
 
 
 class Follower:
-    """``latency_s`` and ``cap_bytes`` come in with each read: from asking to having, and how far one place may run ahead."""
+    """``latency_s`` and ``cap_bytes`` come in with each read: from asking to having, and how far one place may run ahead.
 
-    def __init__(self, order: Order) -> None:
+    ``unread_bytes``: of blocks of a version, those that were fetched ahead, came, and were not read.
+    """
+
+    def __init__(self, order: Order, unread_bytes: Callable[[bytes, BlockRange], int]) -> None:
         self.order = order
-        self.gate = Gate()
+        self._unread_bytes = unread_bytes
+        self._is_learned = order.reason is Reason.LEARNED
+        self._comes_again = self._is_learned and not isinstance(order, Recording)
+        self.gate = (
+            Gate(limits.LEARN_GATE_ALLOWANCE_BYTES, limits.LEARN_GATE_WASTE_SHARE)
+            if order.reason is Reason.LEARNED
+            else Gate()
+        )
         self.used_bytes = 0
         self.wasted_bytes = 0
         self.matched_reads = 0
         self.share = 0.0
         """Of the last reads of the order's files, those it had foretold or could place."""
+        self._came_again = False
         self._paused_until_s = 0.0
-        self._asked_share = 1.0
+        self._cap_bytes = limits.PREFETCH_START_BYTES
         self._cursors: list[Cursor] = []
         self._hungry: OrderedDict[int, Cursor] = OrderedDict()
-        self._by_place: dict[int, list[Item]] = {}
+        self._predictions = Predictions()
         self._marks = Marks()
-        self._votes = Votes()
+        self._shapes = Shapes(as_recorded=order.reason is Reason.LEARNED)
+        self._finder = Finder(order, self._shapes)
         self._reads = 0
-        self._vain = 0
-        self._total_steps = 0
-        self._fault_votes = 0
-        self._fault_by_file: dict[int, int] = {}
-        self._fault_bytes = FAULT_BYTES
-        self._fault_bytes_by_file: dict[int, int] = {}
         self._files: dict[int, FileFacts] = {}
         self._numbers: dict[bytes, int | None] = {}
-        self._ended_lanes: set[int] = set()
 
     # --- events ------------------------------------------------------------------------------------------
 
@@ -93,10 +96,10 @@ class Follower:
 
     def grew(self, now_s: float) -> None:
         """The order got longer."""
-        self._total_steps = 0
+        self._finder.grew()
         self.start(now_s)
         for cursor in self._cursors:
-            self._ended_lanes.discard(cursor.lane)
+            cursor.is_at_end = False
             self._feed(cursor)
 
     def failed(self, now_s: float, version: bytes) -> None:
@@ -104,9 +107,16 @@ class Follower:
         if self._numbers.get(version) is not None:
             self._paused_until_s = now_s + limits.PREFETCH_FAILURE_PAUSE_S
 
-    def asked(self, planned_bytes: int, asked_bytes: int) -> None:
-        """Of what it planned, so much was neither cached nor under way. The rest costs nothing when it is not read, or read unseen."""
-        self._asked_share += (asked_bytes / planned_bytes - self._asked_share) * _ASKED_FADE
+    def take_over(self, order: Order) -> None:
+        """Go on along an order with the same steps and files: what was being recorded, now as a whole."""
+        self.order = self._finder.order = order
+        self._comes_again = self._is_learned
+        self.grew(0.0)
+
+    def evicted(self, wasted_bytes: int) -> None:
+        """So much of what it fetched left the cache before anybody read it."""
+        self.wasted_bytes += wasted_bytes
+        self.gate.wasted(wasted_bytes)
 
     def read(
         self,
@@ -128,13 +138,13 @@ class Follower:
         if file is None or length_bytes <= 0:
             return None
         self._reads += 1
-        if fault_bytes != self._fault_bytes or self._fault_bytes_by_file:
-            self._learn_fault_size(file, fault_bytes)
+        self._cap_bytes = cap_bytes
+        self._shapes.opened_with(file, fault_bytes)
         end_bytes = start_bytes + length_bytes
         seed = self._match(file, start_bytes, end_bytes)
         self.share += ((seed is not None) - self.share) * _SHARE_FADE
         if seed is None:
-            found = self._look_up(file, start_bytes, length_bytes)
+            found = self._finder.look_up(file, start_bytes, length_bytes)
             if found is not None:
                 self._lock(now_s, found, file)
             if not self._reads % _VAIN_EVERY:
@@ -151,14 +161,17 @@ class Follower:
             late=late,
             latency_s=latency_s,
             cap_bytes=cap_bytes,
+            least_bytes=min(limits.ORDER_WINDOW_MIN_BYTES, cap_bytes // 2),
         )
         self._leave_behind(cursor)
         self._feed(cursor)
-        if cursor.lane in self._ended_lanes and self.order.reason is Reason.LEARNED:
+        if cursor.is_later_pass and self._is_past_middle(cursor):
+            self._begin_pass(cursor)
+        if cursor.is_at_end and self._comes_again:
             self._wrap(now_s, cursor)
         if not self.matched_reads % _FORGET_EVERY and self.order.reason is Reason.PLAN:
             self._forget(cursor.lane)
-        if late or cursor.lane in self._ended_lanes or id(cursor) in self._hungry:
+        if late or cursor.is_at_end or id(cursor) in self._hungry:
             return 0
         # The last read of a run is never passed over, so that nothing stays untold when its reader goes elsewhere.
         return min(seed.run.end_bytes - 1, end_bytes + min(_QUIET_MAX_BYTES, cursor.allowed_bytes // 8))
@@ -204,6 +217,11 @@ class Follower:
         ) is not None
 
     @property
+    def is_at_work(self) -> bool:
+        """Somebody was found in it."""
+        return bool(self._cursors)
+
+    @property
     def active_count(self) -> int:
         return len(self._cursors)
 
@@ -213,13 +231,23 @@ class Follower:
         file = self.number_of(version) if cursors and self.gate.is_open else None
         if file is None:
             return None
-        around_bytes = self._fault_size(file) // 2 if self._faults(file) else 0
+        around_bytes = self._shapes.fault_bytes(file) // 2 if self._shapes.faults(file) else 0
         start_bytes = max(0, extent_index * EXTENT_BYTES - around_bytes)
         end_bytes = (extent_index + 1) * EXTENT_BYTES + around_bytes
-        best = NEVER
-        for lane in {cursor.lane for cursor in cursors}:
-            best = min(best, self._next_in_lane(cursors, lane, file, start_bytes, end_bytes))
-        return best
+        return steps_until(self.order, cursors, self._marks, file, start_bytes, end_bytes, again=self._comes_again)
+
+    def awaited(self, version: bytes, extent_index: int) -> list[BlockRange]:
+        """Blocks that it fetched ahead of a reader, or found to be there, and that nobody has read since."""
+        file = self.number_of(version) if self._cursors else None
+        if file is None:
+            return []
+        start_bytes = extent_index * EXTENT_BYTES
+        found: list[BlockRange] = []
+        for item in self._predictions.touched(file, start_bytes, start_bytes + EXTENT_BYTES):
+            if item.state is State.ASKED:
+                first, end = self._range(item)
+                found.append(BlockRange(first, end - first))
+        return found
 
     def facts(self) -> Mapping[str, Any]:
         """For ``status``; sizes in bytes, positions and lengths in steps."""
@@ -259,7 +287,7 @@ class Follower:
         try:
             return self._numbers[version]
         except KeyError:
-            self._make_room(self._numbers)
+            make_room(self._numbers)
             number = self._numbers[version] = self.order.file_of(version)
             return number
 
@@ -267,19 +295,13 @@ class Follower:
 
     def _match(self, file: int, start_bytes: int, end_bytes: int) -> Item | None:
         """The prediction that a READ fulfils, it and its companions now marked as read; None if there is none."""
-        by_place, base = self._by_place, file << _FILE_SHIFT
-        places = range(
-            start_bytes >> PIECE_SHIFT, min((end_bytes - 1 >> PIECE_SHIFT) + 1, (start_bytes >> PIECE_SHIFT) + 64)
-        )
-        hits: list[Item] = []
-        for place in places:
-            for item in by_place.get(base | place, ()):
-                if item.start_bytes & ~4095 < end_bytes and item.end_bytes > start_bytes:
-                    hits.append(item)
+        hits = self._predictions.touched(file, start_bytes, end_bytes)
         if not hits:
             return None
+        if self._is_learned:
+            return self._match_recorded(hits, start_bytes, end_bytes)
         length_bytes = end_bytes - start_bytes
-        fault_bytes = self._fault_size(file)
+        fault_bytes = self._shapes.fault_bytes(file)
         anchor_bytes = start_bytes + fault_bytes // 2 if length_bytes == fault_bytes else -1
         seed: Item | None = None
         best = (2, NEVER)
@@ -294,7 +316,7 @@ class Follower:
             if rank < best:
                 seed, best = item, rank
         assert seed is not None
-        faults = self._faults(file)
+        faults = self._shapes.faults(file)
         if best[0] and not self._goes_on(seed, start_bytes, end_bytes, is_fault=faults and length_bytes == fault_bytes):
             self._cover(hits, start_bytes, end_bytes, None)
             return None  # somebody else's read that touches a prediction by chance
@@ -308,6 +330,28 @@ class Follower:
             self._consume(seed)
             seed.cursor.moved_to(seed.position)
         self._cover(hits, start_bytes, end_bytes, None if faults else seed)
+        return seed
+
+    def _match_recorded(self, hits: list[Item], start_bytes: int, end_bytes: int) -> Item | None:
+        """READs that were recorded come again, but not one by one: where the kernel cuts them depends on what it has by then.
+
+        So any that touches what comes about now is that, and one that begins with a prediction is so anywhere.
+        """
+        seed: Item | None = None
+        best = (2, True, 0)
+        for item in hits:
+            cursor = item.cursor
+            distance = abs(item.position - cursor.front - 1)
+            is_near = distance <= 2 * cursor.spread + _TOGETHER_STEPS
+            if not is_near and item.start_bytes & ~4095 != start_bytes:
+                continue
+            rank = (item.state is State.READ, not is_near, distance)
+            if rank < best:
+                seed, best = item, rank
+        self._cover(hits, start_bytes, end_bytes, seed)
+        if seed is not None and seed.state is not State.READ:
+            self._consume(seed)
+            seed.cursor.moved_to(seed.position)
         return seed
 
     @staticmethod
@@ -365,7 +409,7 @@ class Follower:
             trail.append(item)
         forgotten_before = cursor.front - 4 * slack
         while trail and (trail[0].position < forgotten_before or len(trail) > limits.ORDER_AHEAD_MAX_STEPS):
-            self._unlist(trail.popleft())
+            self._predictions.remove(trail.popleft())
 
     def _expire_old(self, cursor: Cursor) -> None:
         """What should have been read long ago, by the number of reads seen since, will not be."""
@@ -379,7 +423,9 @@ class Follower:
     def _expire(self, item: Item) -> None:
         if item.state is State.ASKED:
             item.cursor.ahead_bytes -= item.cost_bytes
-            item.cost_bytes = int(item.cost_bytes * self._asked_share)
+            # What was cached before costs nothing, and what the kernel had in its own cache it has read from here.
+            first, end = self._range(item)
+            item.cost_bytes = self._unread_bytes(self._facts_of(item.file).version, BlockRange(first, end - first))
             self.wasted_bytes += item.cost_bytes
             self.gate.wasted(item.cost_bytes)
             item.state = State.EXPIRED
@@ -390,34 +436,9 @@ class Follower:
 
     # --- finding places ----------------------------------------------------------------------------------
 
-    def _look_up(self, file: int, start_bytes: int, length_bytes: int) -> Found | None:
-        if self._vain > limits.ORDER_LOOKUPS_IN_VAIN and self._reads % _VAIN_EVERY:
-            return None
-        self._vain += 1
-        order, most = self.order, limits.ORDER_CANDIDATES_MAX
-        candidates = [
-            Candidate(lane, position, fault=False)
-            for lane, position in order.find(file, start_bytes, start_bytes + _PAGE, most)
-        ]
-        fault_bytes = self._fault_size(file)
-        if length_bytes == fault_bytes and start_bytes % fault_bytes:
-            anchor_bytes = start_bytes + fault_bytes // 2
-            known = {(lane, position) for lane, position, _ in candidates}
-            candidates += [
-                Candidate(lane, position, fault=True)
-                for lane, position in order.find(file, anchor_bytes, anchor_bytes + _PAGE, most)
-                if (lane, position) not in known
-            ]
-        if not candidates:
-            return None
-        candidates.sort()
-        if not self._total_steps or not self._vain % _TOTAL_EVERY:
-            self._total_steps = sum(order.length(lane) - order.first(lane) for lane in range(order.lane_count))
-        return self._votes.add(candidates, self._total_steps)
-
     def _lock(self, now_s: float, found: Found, file: int) -> None:
         """Somebody reads at these positions of a lane."""
-        self._vain = 0
+        self._finder.found()
         lane, positions = found.lane, found.positions
         self._learn_shape(file, 2 if found.fault else -2)
         marks = self._marks
@@ -426,7 +447,8 @@ class Follower:
             marks.clear_from(lane, positions[0])
         for position in positions:
             marks.set(lane, position, read=True)
-        window_bytes = min(len(positions) * 8 * EXTENT_BYTES, 2 * limits.PREFETCH_START_BYTES)
+        evidence_bytes = len(positions) * (1 if self._is_learned else 8) * EXTENT_BYTES
+        window_bytes = min(evidence_bytes, 2 * limits.PREFETCH_START_BYTES, self._cap_bytes)
         cursor = Cursor(now_s, lane, positions[-1], window_bytes)
         cursor.next_position = positions[0] + 1
         cursor.spread = positions[-1] - positions[0]
@@ -436,7 +458,6 @@ class Follower:
 
     def _add(self, cursor: Cursor) -> None:
         cursor.seen_at_read = self._reads
-        self._ended_lanes.discard(cursor.lane)
         self._cursors.append(cursor)
         if len(self._cursors) > limits.ORDER_CURSORS_MAX:
             self._give_up(min(self._cursors, key=lambda known: known.seen_at_read))
@@ -457,13 +478,35 @@ class Follower:
     def _give_up(self, cursor: Cursor) -> None:
         self._cursors.remove(cursor)
         self._hungry.pop(id(cursor), None)
+        self._hand_over(cursor)
         for item in cursor.items:
             if item.state is not State.READ:
                 self._expire(item)
                 self._marks.clear(cursor.lane, item.position)
-            self._unlist(item)
+            self._predictions.remove(item)
         for item in cursor.trail:
-            self._unlist(item)
+            self._predictions.remove(item)
+
+    def _hand_over(self, cursor: Cursor) -> None:
+        """What was predicted just ahead of another place in the lane is that one's from now on: it will come there.
+
+        Workers are often found twice at the start, and the place behind predicts what lies beyond all that the other did.
+        """
+        unread = [item for item in cursor.items if item.state is not State.READ]
+        if not unread:
+            return
+        first, lane = unread[0].position, cursor.lane
+        behind = [other for other in self._cursors if other.lane == lane and other.front < first]
+        heir = max(behind, key=lambda other: other.front, default=None)
+        if heir is None or first - heir.front > limits.ORDER_AHEAD_MAX_STEPS:
+            return
+        for item in unread:
+            item.cursor = heir
+            item.foretold_at_read = self._reads
+        heir.ahead_bytes += cursor.ahead_bytes
+        heir.items = deque(sorted([*heir.items, *unread], key=lambda item: (item.position, item.start_bytes)))
+        cursor.items = deque(item for item in cursor.items if item.state is State.READ)
+        cursor.ahead_bytes = 0
 
     def _forget(self, lane: int) -> None:
         """A plan's steps far behind all that read it take room for others."""
@@ -473,7 +516,7 @@ class Follower:
     # --- predicting --------------------------------------------------------------------------------------
 
     def _feed(self, cursor: Cursor) -> None:
-        if cursor.lane not in self._ended_lanes and cursor.is_hungry:
+        if not cursor.is_at_end and cursor.is_hungry:
             self._hungry[id(cursor)] = cursor
 
     def _predict(self, cursor: Cursor) -> Item | None:
@@ -485,7 +528,7 @@ class Follower:
             cursor.next_position = self._marks.next_free(lane, max(cursor.next_position, order.first(lane)))
         position = cursor.next_position
         if position >= order.length(lane):
-            self._ended_lanes.add(lane)
+            cursor.is_at_end = True
             return None
         step = order.step(lane, position)
         start_bytes = step.offset_bytes + cursor.next_offset_bytes
@@ -512,8 +555,7 @@ class Follower:
         cursor.ahead_bytes += item.cost_bytes
         item.foretold_at_read = self._reads
         cursor.items.append(item)
-        for key in self._places(item):
-            self._by_place.setdefault(key, []).append(item)
+        self._predictions.add(item)
         return item
 
     def _wrap(self, now_s: float, cursor: Cursor) -> None:
@@ -522,18 +564,36 @@ class Follower:
         first, length = order.first(lane), order.length(lane)
         if (length - cursor.front) * _WRAP_SHARE > length - first:
             return
-        middle = (first + length) // 2
-        if any(other.lane == lane and other.front < middle for other in self._cursors):
+        if any(other.lane == lane and not self._is_past_middle(other) for other in self._cursors):
             return  # begun already
         self._marks.clear_from(lane, first)
-        self._add(Cursor(now_s, lane, first - 1, limits.PREFETCH_START_BYTES))
+        # It may not come again, unless it did before: what is fetched then is a small part of what was read.
+        epoch_bytes = int((length - first) * cursor.average_bytes)
+        least_bytes = limits.PREFETCH_START_BYTES if self._came_again else epoch_bytes // _WRAP_BYTES_SHARE
+        window_bytes = min(limits.PREFETCH_START_BYTES, self._cap_bytes, least_bytes)
+        again = Cursor(now_s, lane, first - 1, window_bytes)
+        again.is_later_pass = True
+        self._add(again)
+
+    def _is_past_middle(self, cursor: Cursor) -> bool:
+        return 2 * cursor.front >= self.order.first(cursor.lane) + self.order.length(cursor.lane)
+
+    def _begin_pass(self, cursor: Cursor) -> None:
+        """Half a lane later those who were at its end are gone; what they marked as read is still to come."""
+        cursor.is_later_pass = False
+        self._came_again = True
+        for other in [other for other in self._cursors if other.lane == cursor.lane and other is not cursor]:
+            if self._is_past_middle(other) and other.seen_at_read + limits.ORDER_IDLE_READS // 2 < self._reads:
+                self._give_up(other)
+        if not any(other.lane == cursor.lane and other.front > cursor.front for other in self._cursors):
+            self._marks.clear_from(cursor.lane, cursor.next_position)
 
     def _range(self, item: Item) -> tuple[int, int]:
         """Blocks of the READ that the kernel will send: (first, end)."""
         size_bytes = self._facts_of(item.file).size_bytes
         page_bytes = item.start_bytes & ~4095
-        if self._faults(item.file):
-            fault_bytes = self._fault_size(item.file)
+        if self._shapes.faults(item.file):
+            fault_bytes = self._shapes.fault_bytes(item.file)
             half = fault_bytes // 2
             last_bytes = item.end_bytes - 1
             end_bytes = page_bytes + half * (1 + (last_bytes - page_bytes) // half)
@@ -547,95 +607,33 @@ class Follower:
     def _ahead(self, file: int, first_block: int, end_block: int) -> Ahead:
         return Ahead(self._facts_of(file), BlockRange(first_block, end_block - first_block))
 
-    def _places(self, item: Item) -> tuple[int, ...]:
-        base = item.file << _FILE_SHIFT
-        first, last = item.start_bytes >> PIECE_SHIFT, item.end_bytes - 1 >> PIECE_SHIFT
-        return (base | first,) if first == last else (base | first, base | last)
-
-    def _unlist(self, item: Item) -> None:
-        for key in self._places(item):
-            found = self._by_place.get(key)
-            if found is not None and item in found:
-                found.remove(item)
-                if not found:
-                    del self._by_place[key]
-
     def _predict_anew(self, cursor: Cursor) -> None:
         """READs turn out to have another shape than was predicted: what is present of them already is not fetched twice."""
         unread = [item for item in cursor.items if item.state is not State.READ]
         if not unread:
             return
         for item in unread:
-            self._unlist(item)
+            self._predictions.remove(item)
             self._marks.clear(cursor.lane, item.position)
         cursor.items = deque(item for item in cursor.items if item.state is State.READ)
         cursor.ahead_bytes = 0
         cursor.next_position = unread[0].position
         cursor.next_offset_bytes = 0
-        self._ended_lanes.discard(cursor.lane)
+        cursor.is_at_end = False
         self._feed(cursor)
 
     # --- the shape of READs, and what is kept at hand ------------------------------------------------------
 
     def _learn_shape(self, file: int, vote: int) -> None:
-        """``vote`` above 0: the file is read by page faults; below: by exact reads."""
-        known = self._fault_by_file.get(file, 0)
-        if known == (_SHAPE_MAX if vote > 0 else -_SHAPE_MAX):
-            return  # as sure as can be
-        before = self._faults(file), self._fault_votes > 0
-        self._make_room(self._fault_by_file)
-        votes = known + vote
-        self._fault_by_file[file] = max(-_SHAPE_MAX, min(_SHAPE_MAX, votes))
-        self._fault_votes = max(-_ORDER_SHAPE_MAX, min(_ORDER_SHAPE_MAX, self._fault_votes + vote))
-        if before != (self._faults(file), self._fault_votes > 0):
+        if self._shapes.vote(file, vote):
             for cursor in self._cursors:
                 self._predict_anew(cursor)
-
-    def _faults(self, file: int) -> bool:
-        return (self._fault_by_file.get(file, 0) or self._fault_votes) > 0
-
-    def _fault_size(self, file: int) -> int:
-        """What a fault moves there: the kernel's readahead when the file was opened; of files not read yet, the latest seen."""
-        return self._fault_bytes_by_file.get(file, self._fault_bytes)
-
-    def _learn_fault_size(self, file: int, fault_bytes: int) -> None:
-        if self._fault_size(file) != fault_bytes or file not in self._fault_bytes_by_file:
-            self._make_room(self._fault_bytes_by_file)
-            self._fault_bytes_by_file[file] = fault_bytes
-        self._fault_bytes = fault_bytes
 
     def _facts_of(self, file: int) -> FileFacts:
         facts = self._files.get(file)
         if facts is None:
-            self._make_room(self._files)
-            self._make_room(self._numbers)
+            make_room(self._files)
+            make_room(self._numbers)
             facts = self._files[file] = self.order.files[file]
             self._numbers[facts.version] = file
         return facts
-
-    def _next_in_lane(self, cursors: Sequence[Cursor], lane: int, file: int, start_bytes: int, end_bytes: int) -> int:
-        """Steps from the nearest place before it to the next use in a lane that was not read yet."""
-        order, marks = self.order, self._marks
-        fronts = sorted(cursor.front for cursor in cursors if cursor.lane == lane)
-        position = max(
-            order.first(lane), min(int(cursor.front - cursor.spread) for cursor in cursors if cursor.lane == lane)
-        )
-        for _ in range(_USED_ALREADY_MAX):
-            found = order.next_position(lane, file, start_bytes, end_bytes, position)
-            if found is None:
-                if order.reason is not Reason.LEARNED:
-                    return NEVER
-                found = order.next_position(lane, file, start_bytes, end_bytes, order.first(lane))
-                left = order.length(lane) - fronts[0]
-                return NEVER if found is None else left + found - order.first(lane)
-            position = found
-            if not marks.is_read(lane, found):
-                break
-            position += 1
-        before = [front for front in fronts if front < position]
-        return max(0, position - (before[-1] if before else fronts[0]))
-
-    @staticmethod
-    def _make_room(known: dict[Any, Any]) -> None:
-        if len(known) >= limits.ORDER_FILES_KNOWN_MAX:
-            known.clear()

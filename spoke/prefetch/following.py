@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from common import limits
-from common.blocks import BLOCK_BYTES
+from common.blocks import BLOCK_BYTES, BlockRange
 from common.errors import OrderError, PlanTooLong
 from spoke.prefetch.follower import NEVER, Follower
-from spoke.prefetch.orders import Order
+from spoke.prefetch.orders import Order, Reason
+from spoke.prefetch.recording import Recording
 from spoke.prefetch.scorecard import Ledger
 from spoke.prefetch.source import Fetch, ReadSeen
 from spoke.prefetch.window import Latency
@@ -26,7 +27,7 @@ class Following:
         self._stream_max_bytes = stream_max_bytes
         self._windows_max_bytes = windows_max_bytes
         self._followers: OrderedDict[str, Follower] = OrderedDict()
-        self._by_id: dict[int, Follower] = {}
+        self._recordings: dict[str, Follower] = {}
         self._ids: dict[str, int] = {}
         self._last_id = 0
 
@@ -37,10 +38,8 @@ class Following:
             )
         if len(self._followers) >= limits.ORDERS_MAX_ACTIVE:
             raise PlanTooLong(f"{len(self._followers)} orders are followed, which is the limit: drop one first")
-        follower = self._followers[order.name] = Follower(order)
-        self._last_id -= 1  # streams count upwards
-        self._ids[order.name] = self._last_id
-        self._by_id[self._last_id] = follower
+        follower = self._followers[order.name] = Follower(order, self._ledger.unread_bytes)
+        self._take_id(order.name)
         follower.start(now_s)
 
     def grew(self, now_s: float, name: str) -> None:
@@ -49,16 +48,31 @@ class Following:
             follower.grew(now_s)
 
     def drop(self, name: str) -> bool:
-        if self._followers.pop(name, None) is None:
-            return False
-        del self._by_id[self._ids.pop(name)]
-        return True
+        known = self._followers.pop(name, None) or self._recordings.pop(name, None)
+        self._ids.pop(name, None)
+        return known is not None
 
-    def asked(self, fetch: Fetch, asked_bytes: int) -> None:
-        """So much of a fetch was neither cached nor under way."""
-        follower = self._by_id.get(fetch.stream_id)
+    def replace(self, now_s: float, former: str, order: Order) -> None:
+        """What was followed as ``former`` goes on along an order that has the same steps."""
+        follower = self._recordings.pop(former, None)
+        self.add(now_s, order)
         if follower is not None:
-            follower.asked(fetch.blocks.block_count * BLOCK_BYTES, asked_bytes)
+            follower.take_over(order)
+            self._followers[order.name] = follower
+        self._ids.pop(former, None)
+
+    def watch(self, now_s: float, recording: Recording) -> None:
+        """Follow what is being recorded, from the first read on that was recorded before; until it is dropped or replaced."""
+        self._recordings[recording.name] = Follower(recording, self._ledger.unread_bytes)
+        self._take_id(recording.name)
+
+    def evicted(self, version: bytes, wasted: Mapping[Reason, int]) -> None:
+        """Bytes of a file that were fetched and not read left the cache, by what they were fetched for."""
+        for follower in self._all():
+            wasted_bytes = wasted.get(follower.order.reason, 0)
+            if wasted_bytes and follower.is_at_work and follower.number_of(version) is not None:
+                follower.evicted(wasted_bytes)
+                return
 
     def order(self, name: str) -> Order | None:
         """The order followed under this name."""
@@ -66,34 +80,56 @@ class Following:
         return follower.order if follower is not None else None
 
     def facts(self) -> list[Mapping[str, Any]]:
-        return [follower.facts() for follower in self._followers.values()]
+        followed = [follower for follower in self._recordings.values() if follower.is_at_work]
+        return [follower.facts() for follower in (*self._followers.values(), *followed)]
 
     @property
     def is_active(self) -> bool:
-        return bool(self._followers)
+        """Orders are followed; what is only being recorded does not count before somebody reads it again."""
+        return bool(self._followers) or any(follower.is_at_work for follower in self._recordings.values())
+
+    @property
+    def may_know(self) -> bool:
+        """A read may be one that is known."""
+        return bool(self._followers or self._recordings)
 
     @property
     def has_plans(self) -> bool:
-        return any(follower.has_plans for follower in self._followers.values())
+        for follower in self._followers.values():
+            if follower.has_plans:
+                return True
+        return any(follower.has_plans for follower in self._recordings.values())
 
     @property
     def active_count(self) -> int:
         count = 0
-        for follower in self._followers.values():
+        for follower in self._all():
             count += follower.active_count
         return count
 
     def failed(self, now_s: float, version: bytes) -> None:
-        for follower in self._followers.values():
+        for follower in self._all():
             follower.failed(now_s, version)
+
+    def _all(self) -> Iterator[Follower]:
+        yield from self._followers.values()
+        yield from self._recordings.values()
+
+    def _take_id(self, name: str) -> None:
+        self._last_id -= 1  # streams count upwards
+        self._ids[name] = self._last_id
 
     def read(self, now_s: float, seen: ReadSeen, *, other_streams: int) -> int | None:
         """None: no order explains it. Else the offset up to which further reads change nothing (or 0)."""
-        share_bytes = self._windows_max_bytes // (self.active_count + other_streams + 1)
+        places = self.active_count
+        # What is known comes before what is guessed: however many streams there are, orders have half of all windows.
+        share_bytes = self._windows_max_bytes // min(places + other_streams + 1, 2 * (places or 1))
         cap_bytes = max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes))
         late, latency_s = seen.result != "hit", self._latency.latency_s
         explained: int | None = None
-        for follower in self._followers.values():
+        for follower in self._all():
+            if explained is not None and follower.order.name in self._recordings and not follower.is_at_work:
+                continue  # somebody knows it already
             found = follower.read(
                 now_s,
                 seen.version,
@@ -110,12 +146,12 @@ class Following:
 
     def covers(self, version: bytes) -> bool:
         """What is read of this file is known; nobody need guess."""
-        return any(follower.covers(version) for follower in self._followers.values())
+        return any(follower.covers(version) for follower in self._all())
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """Each order gets an equal part of the budget; what one leaves goes to the next."""
         fetches: list[Fetch] = []
-        hungry = [follower for follower in self._followers.values() if follower.has_plans]
+        hungry = [follower for follower in self._all() if follower.has_plans]
         for number, follower in enumerate(hungry):
             share_bytes = budget_bytes // (len(hungry) - number)
             reason, stream_id = follower.order.reason, self._ids[follower.order.name]
@@ -124,18 +160,18 @@ class Following:
                 for fresh in self._ledger.plan(now_s, version, ahead.blocks, reason):
                     fetches.append(Fetch(version, fresh, stream_id, reason, size_bytes))
                     budget_bytes -= fresh.block_count * BLOCK_BYTES
-        if hungry:
+        if hungry and hungry[0].order.name in self._followers:
             self._followers.move_to_end(hungry[0].order.name)
         return fetches
 
     def next_use(self, version: bytes, extent_index: int) -> int | None:
         """The soonest over all orders; None: none says anything about it."""
-        known = [
-            steps
-            for follower in self._followers.values()
-            if (steps := follower.next_use(version, extent_index)) is not None
-        ]
+        known = [steps for follower in self._all() if (steps := follower.next_use(version, extent_index)) is not None]
         return min(known, default=None)
+
+    def awaited(self, version: bytes, extent_index: int) -> list[BlockRange]:
+        """Blocks of an extent that are foretold and not read yet."""
+        return [blocks for follower in self._all() for blocks in follower.awaited(version, extent_index)]
 
 
 __all__ = ["NEVER", "Following"]

@@ -107,6 +107,9 @@ class Guesses:
         run, join = file.runs.observe(start_block, end_block, now_s, self._new_id())
         if file.runs.dropped:
             self._settle(file)
+        if file.runs.is_time_to_look:
+            for idle in file.runs.idle():
+                self._charge(file, idle)
         if (join is Join.NEW or join is Join.EARLIER) and not foretold:
             self._stride(now_s, file, start_block, end_block, run.downward_reads, late=late)
         trusted = file.trust.earned and self._trusts[Reason.SEQUENTIAL].earned

@@ -10,14 +10,21 @@ from collections import deque
 from typing import NamedTuple
 
 from common import limits
+from spoke.prefetch.orders import Order
+from spoke.prefetch.shapes import Shapes
 
 _BAND_MAX = 64
 _BAND_MIN = 2
 _CHANCE = 1e-3
 _FIRST_READS = 16
-_NEIGHBOURS_MAX = 16
+_NEIGHBOURS_MAX = 64
 _FEW_STEPS = 1024
 _NEIGHBOURS_OF_FEW = 2
+_HEAD_STEPS = 64
+_HEAD_VOTES = 4
+_PAGE = 4096
+_VAIN_EVERY = 8
+_TOTAL_EVERY = 4096
 
 
 class Candidate(NamedTuple):
@@ -48,18 +55,24 @@ class Votes:
     def __len__(self) -> int:
         return len(self._order)
 
-    def add(self, candidates: list[Candidate], total_steps: int) -> Found | None:
-        """Take a read's candidates; a place, if they and earlier ones now make one. ``total_steps``: of all lanes."""
+    def add(self, candidates: list[Candidate], total_steps: int, *, may_err: bool = True) -> Found | None:
+        """Take a read's candidates; a place, if they and earlier ones now make one. ``total_steps``: of all lanes.
+
+        ``may_err``: in a short order a place may be found by chance.
+        """
         self._reads += 1
         band = min(_BAND_MAX, max(_BAND_MIN, total_steps // 64))
         if band != self._band:
             self.clear()
             self._band = band
-        needed = self._needed(len(candidates), total_steps)
+        needed = self._needed(len(candidates), total_steps, may_err)
+        # Whoever begins, begins at the beginning: there, and first of all, two will do.
+        beginning = 1 if len(self._order) <= _HEAD_VOTES else needed
         best: list[Candidate] = []
         for candidate in candidates:
             near = self._near(candidate)
-            if len(near) >= needed and len(near) + 1 > len(best):
+            at_head = candidate.position < _HEAD_STEPS
+            if len(near) >= (beginning if at_head else needed) and len(near) + 1 > len(best):
                 best = [*near, candidate]
         for candidate in candidates:
             key = candidate.lane, candidate.position // band
@@ -90,10 +103,12 @@ class Votes:
                     found.append(vote)
         return found
 
-    def _needed(self, candidate_count: int, total_steps: int) -> int:
+    def _needed(self, candidate_count: int, total_steps: int, may_err: bool) -> int:
         """So many neighbours seldom come together by chance; the more reads had no place, the more seldom it must be."""
         expected = candidate_count * len(self._order) * (2 * self._band + 1) / max(1, total_steps)
-        if total_steps < _FEW_STEPS:  # chance is likely here, and a mistake soon over: the order is charged for it
+        if (
+            may_err and total_steps < _FEW_STEPS
+        ):  # chance is likely here, and a mistake soon over: the order is charged for it
             return _NEIGHBOURS_OF_FEW
         allowed = _CHANCE / max(1, self._reads - _FIRST_READS)
         probability = 1.0
@@ -116,3 +131,51 @@ class Votes:
         del votes[0]
         if not votes:
             del self._votes[key]
+
+
+class Finder:
+    """Looks READs without a place up in an order. One that reads are in and do not follow is asked each eighth time."""
+
+    def __init__(self, order: Order, shapes: Shapes) -> None:
+        self.order = order
+        self._shapes = shapes
+        self.votes = Votes()
+        self._vain = 0
+        self._reads = 0
+        self._total_steps = 0
+
+    def grew(self) -> None:
+        """The order has other lengths now."""
+        self._total_steps = 0
+
+    def found(self) -> None:
+        """What was looked up was not in vain."""
+        self._vain = 0
+
+    def look_up(self, file: int, start_bytes: int, length_bytes: int) -> Found | None:
+        """A place that this READ, together with some before it, shows; None if there is none yet."""
+        self._reads += 1
+        if self._vain > limits.ORDER_LOOKUPS_IN_VAIN and self._reads % _VAIN_EVERY:
+            return None
+        order, most = self.order, limits.ORDER_CANDIDATES_MAX
+        candidates = [
+            Candidate(lane, position, fault=False)
+            for lane, position in order.find(file, start_bytes, start_bytes + _PAGE, most)
+        ]
+        fault_bytes = self._shapes.fault_bytes(file)
+        if length_bytes == fault_bytes and start_bytes % fault_bytes and not self._shapes.as_recorded:
+            anchor_bytes = start_bytes + fault_bytes // 2
+            known = {(lane, position) for lane, position, _ in candidates}
+            candidates += [
+                Candidate(lane, position, fault=True)
+                for lane, position in order.find(file, anchor_bytes, anchor_bytes + _PAGE, most)
+                if (lane, position) not in known
+            ]
+        if candidates or not self._shapes.as_recorded:
+            self._vain += 1
+        if not candidates:
+            return None
+        candidates.sort()
+        if not self._total_steps or not self._vain % _TOTAL_EVERY:
+            self._total_steps = sum(order.length(lane) - order.first(lane) for lane in range(order.lane_count))
+        return self.votes.add(candidates, self._total_steps, may_err=not self._shapes.as_recorded)

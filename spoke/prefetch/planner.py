@@ -16,8 +16,10 @@ from spoke.prefetch.chains import FileFacts, NextFile
 from spoke.prefetch.following import Following
 from spoke.prefetch.guesses import Guesses
 from spoke.prefetch.orders import Order
+from spoke.prefetch.recording import Recording
 from spoke.prefetch.scorecard import Ledger, Scorecard
 from spoke.prefetch.source import Fetch, ReadSeen
+from spoke.prefetch.succession import OrderRecorder
 from spoke.prefetch.window import Latency
 
 __all__ = ["Fetch", "FileFacts", "Planner", "ReadSeen"]
@@ -48,6 +50,7 @@ class Planner:
     """``next_file``: the file after a path in its directory's order, a pure look-up (default: none).
 
     ``small_file_bytes``: files up to this size are fetched whole. ``stream_max_bytes``: how far one place runs ahead.
+    ``recorder``: is told of each read, and learns the order from it.
     ``windows_max_bytes``: how far all do together.
     """
 
@@ -57,8 +60,11 @@ class Planner:
         *,
         small_file_bytes: int = limits.PREFETCH_SMALL_FILE_BYTES,
         stream_max_bytes: int = limits.PREFETCH_STREAM_MAX_BYTES,
+        recorder: OrderRecorder | None = None,
         windows_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
     ) -> None:
+        self._recorder = recorder
+        self._recording: Recording | None = None
         self.scorecard = Scorecard()
         self._ledger = Ledger(self.scorecard)
         self._latency = Latency()
@@ -73,6 +79,8 @@ class Planner:
         self._following = Following(
             self._ledger, self._latency, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes
         )
+        if recorder is not None:
+            recorder.on_drop = self._forget_recording
         self._handles: dict[int, FileFacts] = {}
         self._open_counts: dict[bytes, int] = {}
         self._quiet: dict[bytes, _Quiet] = {}
@@ -89,6 +97,10 @@ class Planner:
         return self._guesses.has_plans or self._following.has_plans
 
     @property
+    def open_handles(self) -> int:
+        return len(self._handles)
+
+    @property
     def active_streams(self) -> int:
         return self._guesses.active_count
 
@@ -97,6 +109,10 @@ class Planner:
     def add_order(self, now_s: float, order: Order) -> None:
         """Follow an order from now on. Raises PlanTooLong when too many are followed, OrderError when its name is taken."""
         self._following.add(now_s, order)
+
+    def replace_order(self, now_s: float, former: str, order: Order) -> None:
+        """Follow an order in the place of ``former``, which has the same steps; from now on, if that is not followed."""
+        self._following.replace(now_s, former, order)
 
     def order_grew(self, now_s: float, name: str) -> None:
         """Steps were added to an order that is followed."""
@@ -125,6 +141,10 @@ class Planner:
     def next_use(self, version: bytes, extent_index: int) -> int | None:
         """Steps until an extent is used next (follower.NEVER: not again); None: no order followed now says anything about it."""
         return self._following.next_use(version, extent_index)
+
+    def awaited(self, version: bytes, extent_index: int) -> list[BlockRange]:
+        """Blocks of an extent that orders have foretold, and that nobody has read yet."""
+        return self._following.awaited(version, extent_index)
 
     # --- events ------------------------------------------------------------------------------------------
 
@@ -168,6 +188,7 @@ class Planner:
         wasted = self._ledger.evicted(version, blocks)
         if wasted:
             self._guesses.evicted(version, blocks, wasted)
+            self._following.evicted(version, wasted)
 
     def is_quiet(self, version: bytes, offset_bytes: int, length_bytes: int) -> bool:
         """Take note of a read that was a hit, if it goes on where the last one ended and nothing is to be planned for it yet.
@@ -217,8 +238,16 @@ class Planner:
         blocks = BlockRange(start_block, end_block - start_block)
         self._ledger.read(now_s, seen.version, blocks, late=late)
         foretold = False
-        if self._following.is_active:
+        quiet_bytes = None
+        if self._following.may_know:
             quiet_bytes = self._following.read(now_s, seen, other_streams=self._guesses.active_count)
+        if self._recorder is not None:
+            explained = quiet_bytes is not None and self._following.covers(seen.version)
+            self._recorder.read(now_s, facts, seen.offset_bytes, seen.length_bytes, explained=explained)
+            if self._recorder.recording is not self._recording:
+                self._recording = self._recorder.recording
+                self._following.watch(now_s, self._recording)
+        if self._following.may_know:
             if quiet_bytes is not None:
                 if quiet_bytes - end_bytes >= _QUIET_FROM_READS * seen.length_bytes:
                     self._quiet[seen.version] = _Quiet(seen, quiet_bytes)
@@ -244,8 +273,11 @@ class Planner:
 
     def asked(self, fetch: Fetch, asked_bytes: int) -> None:
         """What the runner really asked for of a fetch: the rest was cached or under way."""
-        if fetch.stream_id < 0:
-            self._following.asked(fetch, asked_bytes)
+        if not asked_bytes:
+            self._ledger.failed(fetch.version, fetch.blocks)
+
+    def _forget_recording(self, recording: Recording) -> None:
+        self._following.drop(recording.name)
 
     def _score(self, seen: ReadSeen) -> None:
         score = self.scorecard

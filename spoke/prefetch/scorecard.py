@@ -121,6 +121,15 @@ class Ledger:
     def failed(self, version: bytes, blocks: BlockRange) -> None:
         self._clear(version, blocks, count_waste=False)
 
+    def unread_bytes(self, version: bytes, blocks: BlockRange) -> int:
+        """Of these blocks, those that came and were not read."""
+        unread = 0
+        for index, mask in _masks(blocks):
+            extent = self._extents.get((version, index))
+            if extent is not None:
+                unread += (mask & extent.unread).bit_count()
+        return unread * BLOCK_BYTES
+
     def evicted(self, version: bytes, blocks: BlockRange) -> dict[Reason, int]:
         """The cache let blocks go; those that nobody had read were wasted: returns their bytes, by what they were fetched for."""
         return self._clear(version, blocks, count_waste=True)

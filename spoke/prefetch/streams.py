@@ -24,6 +24,8 @@ _RUNS_SHARE = 0.5
 _IDLE_READS = 48
 """A run that was passed over by so many reads, and two for each other stream, was met by chance: it shows itself anew."""
 
+_LOOK_READS = 16
+
 _READS_NORMAL, _READS_FAULT, _READS_RANDOM, _READS_DISTRUSTED = 2, 3, 4, 8
 _CHANCE = math.log(0.01)
 """A run that random reads would bring about less often than this is taken for a stream."""
@@ -31,6 +33,7 @@ _CHANCE = math.log(0.01)
 _DENSE = 0.25
 _STREAK = 4
 _SOON_READS = 16
+_SOON_STREAMS_MAX = 32
 """Where chance joins that often, a stream is what went on four times, each within so many reads (and two for each other stream)."""
 
 
@@ -109,6 +112,21 @@ class RunTable:
         return list(self._streams.values())
 
     @property
+    def is_time_to_look(self) -> bool:
+        """Every so many reads: streams may have gone idle."""
+        return not self._reads % _LOOK_READS
+
+    def idle(self) -> list[Run]:
+        """Streams that reads have passed over, with something planned: what was guessed in them was wrong, as it seems."""
+        found: list[Run] = []
+        for run in self._streams.values():
+            if self._reads - run.last_read <= self._soon_reads:
+                break  # the longest unread come first
+            if run.ahead_blocks > run.charged_blocks:
+                found.append(run)
+        return found
+
+    @property
     def looks_random(self) -> bool:
         """Few of the last reads followed another."""
         return self._join_share < _RANDOM_SHARE
@@ -153,7 +171,8 @@ class RunTable:
     def is_stream(self, run: Run, start_block: int, end_block: int, *, trusted: bool) -> bool:
         """Whether a candidate, whose latest read this was, has shown enough: the less likely streams are here, the more it takes."""
         if not trusted:
-            return run.reads >= _READS_DISTRUSTED
+            # Where most places are read sooner or later, runs grow long by chance, but not soon.
+            return run.reads >= _READS_DISTRUSTED and run.streak >= _READS_DISTRUSTED
         if run.downward_reads > _READS_NORMAL or (run.downward_reads > 1 and start_block):
             return False  # going backwards, or two reads out of order: the next one tells
         if self.looks_random:
@@ -170,7 +189,7 @@ class RunTable:
     def is_believed(self, run: Run, start_block: int, end_block: int) -> bool:
         """Whether a stream may go on in a file that wastes much: it has read enough in a row since it last lost what it had planned."""
         return (
-            run.streak >= _STREAK
+            run.streak >= _READS_DISTRUSTED
             and self._join_share >= _RUNS_SHARE
             and run.evidence_blocks >= _READS_DISTRUSTED * (end_block - start_block)
         )
@@ -241,7 +260,7 @@ class RunTable:
         del self._by_next[run.next_block]
         if run.window is not None and self._is_idle(run):
             run.evidence_blocks = 0
-        soon = self._reads - run.last_read <= _SOON_READS + 2 * len(self._streams)
+        soon = self._reads - run.last_read <= self._soon_reads
         run.streak = run.streak + 1 if soon else 1
         run.last_read = self._reads
         run.evidence_blocks += end_block - run.next_block
@@ -276,6 +295,10 @@ class RunTable:
                 self._forget_stream(other)
         self._by_next[run.next_block] = run
         return run
+
+    @property
+    def _soon_reads(self) -> int:
+        return _SOON_READS + 2 * min(len(self._streams), _SOON_STREAMS_MAX)
 
     def _is_idle(self, run: Run) -> bool:
         return self._reads - run.last_read > _IDLE_READS + 2 * len(self._streams)

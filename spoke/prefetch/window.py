@@ -42,8 +42,11 @@ class Window:
         latency_s: float,
         cap_bytes: int,
         eager: bool = True,
+        least_bytes: int = limits.PREFETCH_WINDOW_MIN_BYTES,
     ) -> None:
         """Learn from a read of the stream. ``latency_s``: from asking the hub to having the bytes; ``cap_bytes``: this stream's share.
+
+        ``least_bytes``: however slow it is.
 
         ``eager``: its bytes follow in order beyond doubt, so the first round trips may ask for much more each time.
         """
@@ -55,7 +58,7 @@ class Window:
             self.rate_bytes_per_s += (rate - self.rate_bytes_per_s) * (_RATE_FALL if falling else 1.0)
             self._sample_start_s, self._sample_bytes = now_s, 0
         first_bytes = self._first_bytes if evidence_bytes < self._first_bytes else 0
-        wanted = max(limits.PREFETCH_WINDOW_MIN_BYTES, first_bytes, int(self.rate_bytes_per_s * latency_s * SAFETY))
+        wanted = max(least_bytes, first_bytes, int(self.rate_bytes_per_s * latency_s * SAFETY))
         window_bytes = self.window_bytes
         if late or self.grows_unseen:
             starting = eager and window_bytes < limits.PREFETCH_START_BYTES and evidence_bytes >= EXTENT_BYTES

@@ -6,7 +6,7 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from order_support import KIB, MIB, Job, facts, growing, shared_out
+from order_support import KIB, MIB, Job, facts, growing, recorded, shared_out
 
 from common.blocks import count_blocks
 from spoke.prefetch.chains import FileFacts
@@ -46,7 +46,9 @@ def test_readers_are_found_and_served(
     steps = [documents(dice, files, 1600, 20 * KIB) for _ in range(lanes)]
     planner = Planner()
     planner.link(0.06, 125e6)
-    planner.add_order(0.0, growing(files, steps, reason))
+    learned = reason is Reason.LEARNED  # it holds READs, not what was wanted
+    lanes_of = [recorded(files, lane, faults=faults) for lane in steps] if learned else steps
+    planner.add_order(0.0, growing(files, lanes_of, reason))
     job = Job(planner, files, faults=faults, delay_reads=delay)
     job.pump()
     mine = dice.sample(range(lanes), min(readers, lanes))

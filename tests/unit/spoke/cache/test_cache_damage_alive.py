@@ -98,7 +98,7 @@ async def test_no_wrong_byte_and_it_mends(open_store, tmp_path: Path, damage, re
     await file.put(store)
     await file.check(store)
     if reopened:
-        store._shelf._close_idle(0)
+        store._shelf.close_idle(0)
     damage(file, tmp_path / "cache")
     served = store.read_nowait(file.version, SIZE_BYTES, 7 * BLOCK_BYTES, 100)
     assert served is None or bytes(served) == file.content[7 * BLOCK_BYTES : 7 * BLOCK_BYTES + 100]
@@ -157,7 +157,7 @@ async def test_an_untouched_file_is_not_doubted_by_what_we_do(open_store) -> Non
     for first in range(0, BLOCKS, 64):
         await file.put(store, BlockRange(first, min(64, BLOCKS - first)))
         assert store.read_nowait(file.version, SIZE_BYTES, first * BLOCK_BYTES, 4096) is not None
-    store._shelf._close_idle(0)
+    store._shelf.close_idle(0)
     await file.check(store)
     store.borrow_fd(file.version, SIZE_BYTES)
     await store.tend()

@@ -10,7 +10,7 @@ from order_support import FAULT, KIB, MIB, Job, facts, growing, lane_of, shared_
 from common import limits
 from common.errors import OrderError, PlanTooLong
 from spoke.orders.growing import GrowingOrder
-from spoke.prefetch.follower import NEVER
+from spoke.prefetch.next_use import NEVER
 from spoke.prefetch.orders import Reason, Step
 from spoke.prefetch.planner import Planner
 
@@ -280,9 +280,9 @@ def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(follower._cursors) <= 2
     assert all(len(cursor.items) <= 50 for cursor in follower._cursors)
     assert len(follower._marks._chunks) <= 1
-    assert len(follower._votes) <= 20
+    assert len(follower._finder.votes) <= 20
     assert len(follower._files) <= 3
-    listed = {id(item) for items in follower._by_place.values() for item in items}
+    listed = {id(item) for item in follower._predictions.items()}
     held = {id(item) for cursor in follower._cursors for item in [*cursor.items, *cursor.trail]}
     assert listed <= held
 
