@@ -38,6 +38,7 @@ from spoke.cache.store import Store
 from spoke.cache_files import CacheFiles
 from spoke.config import SpokeSettings
 from spoke.fetcher import Fetcher
+from spoke.fuse import mountpoint as mountpoints
 from spoke.fuse.attributes import Ownership
 from spoke.fuse.device import Device, MountOptions
 from spoke.fuse.operations import Operations
@@ -916,7 +917,9 @@ def run_spoke(mountpoint: str, loaded: Loaded[SpokeSettings], channel: Channel) 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # nor does its background stop our log
     # Here and not in the supervisor, which must be able to start a worker that keeps more.
-    drop_unneeded([*loaded.settings.paths(mountpoint), runtime_dir()])
+    # A mount that stands must not be asked for its owner: nobody would answer before us.
+    where = os.path.dirname(mountpoint) if mountpoints.mounts_at(mountpoint) else mountpoint
+    drop_unneeded([*loaded.settings.paths(where), runtime_dir()])
     if not runtime.run(_serve(mountpoint, loaded, channel)):
         runtime.leave_threads_behind()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import pytest
 
 from common.tls import TlsFiles
 from tests.certificates import hub_files, make_authority, needs_openssl, spoke_files
-from tests.system.pair import Hub, Pair, eventually, pair_in, run
+from tests.system.pair import Hub, Pair, Spoke, eventually, pair_in, run
 
 pytestmark = [pytest.mark.mount, needs_openssl]
 
@@ -111,6 +113,76 @@ def test_a_pair_with_a_token(pair: Pair) -> None:
     assert "has mode 0644: others may read" in mount_fails(pair, hub, "--token-file", str(right))
     plain = pair.hub(extra=["--state-dir", str(pair.work_dir / "plain-state")])
     assert "did not show that it has the token" in mount_fails(pair, plain, "--token-file", str(wrong))
+
+
+def worker(spoke: Spoke) -> int | None:
+    """None between two."""
+    with contextlib.suppress(Exception):
+        return spoke.worker_pid()
+    return None
+
+
+@pytest.mark.parametrize("with_what", ["tls", pytest.param("token", marks=pytest.mark.slow)])
+def test_files_that_cannot_be_used_for_a_while_end_no_mount(pair: Pair, with_what: str) -> None:
+    """An upgrade and a worker that dies, while certificate or token are being renewed."""
+    if with_what == "tls":
+        secret = pair.work_dir / "cert"
+        files = spoke_files("spoke-a")._replace(cert=shutil.copy(spoke_files("spoke-a").cert, secret))
+        hub, extra, reason = pair.hub(extra=flags(hub_files())), flags(files), "both must be PEM"
+    else:
+        secret = token_file(pair.work_dir, "right" * 10)
+        at_the_hub = token_file(pair.work_dir, "right" * 10).rename(pair.work_dir / "hubs")
+        token_file(pair.work_dir, "right" * 10)
+        hub = pair.hub(extra=["--token-file", str(at_the_hub)])
+        extra, reason = ("--token-file", str(secret)), "holds 5 bytes"
+    good = secret.read_text()
+    spoke = pair.spoke(hub.address, extra=extra)
+    assert (spoke.mountpoint / "a").read_bytes() == b"hello"
+    spoke.settled()
+    secret.write_text("short")
+    pid = spoke.worker_pid()
+    done = run("spoke.cli", "upgrade", str(spoke.mountpoint), timeout_s=100)
+    assert done.returncode == 1
+    assert reason in done.stderr
+    assert "the old one serves on" in done.stderr
+    assert (spoke.worker_pid(), spoke.facts()["hub"]["connected"]) == (pid, True)
+
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: worker(spoke) not in (None, pid), 60)
+    assert reason in spoke.facts()["hub"]["error"]
+    assert (spoke.mountpoint / "a").read_bytes() == b"hello", "what is cached is served"
+    secret.write_text(good)
+    eventually(lambda: spoke.facts()["hub"]["connected"], 60)
+    assert (spoke.mountpoint / "big").read_bytes() == (pair.data / "big").read_bytes()
+    assert spoke.facts()["supervision"]["restarts"] == 1
+
+
+def rights(pid: int) -> tuple[int, int]:
+    """What process ``pid`` may do, and whether it may gain nothing more."""
+    facts = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(facts["CapPrm"], 16), int(facts["NoNewPrivs"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="has no rights of root to give up")
+def test_every_worker_gives_up_what_it_does_not_need(pair: Pair) -> None:
+    spoke = pair.spoke(pair.hub().address)
+    ours = rights(os.getpid())[0]
+    sys_admin = 1 << 21
+    seen: list[int] = []
+    for _ in range(3):
+        eventually(lambda: worker(spoke) not in (None, *seen), 60)
+        seen.append(spoke.worker_pid())
+        kept, no_more = rights(seen[-1])
+        assert (kept & sys_admin, no_more) == (ours & sys_admin, 1)
+        assert kept == sys_admin & ours or kept & ~sys_admin == 0b1110 & ours, "or the way to a path is another user's"
+        assert rights(spoke.popen.pid)[0] == ours
+        assert (spoke.mountpoint / "big").read_bytes() == (pair.data / "big").read_bytes()
+        if len(seen) == 1:
+            assert run("spoke.cli", "upgrade", str(spoke.mountpoint), timeout_s=100).returncode == 0
+        elif len(seen) == 2:
+            os.kill(seen[-1], signal.SIGKILL)
+    assert run("spoke.cli", "umount", str(spoke.mountpoint)).returncode == 0
+    assert not os.path.ismount(spoke.mountpoint)
 
 
 def test_a_hub_does_not_listen_beyond_this_host_open_to_all(pair: Pair) -> None:

@@ -34,11 +34,12 @@ class Watch:
         self.live: set[bytes] = set()
         self.open: set[bytes] = set()
         self.refusal: NotAllowed | None = None
+        self.given = True
         self.made = Retention(path, store, retention_s, lambda: self.now_s)
 
     async def tend(self, after_s: float = 0.0) -> None:
         self.now_s += after_s
-        await self.made.tend(self.live.__contains__, self.open.__contains__, self.refusal)
+        await self.made.tend(self.live.__contains__, self.open.__contains__, self.refusal, self.given)
 
 
 @pytest.fixture
@@ -161,4 +162,20 @@ async def test_purge_of_a_cache_without_a_spoke(tmp_path: Path, files: list[File
     assert other_name.stat().st_blocks == 0
     assert sorted(path.name for path in cache.iterdir()) == ["headrace-cache.json", "lock", "versions"]
     assert tmp_path.exists()
+    assert on_disk(tmp_path) == 0
+
+
+async def test_a_start_that_has_not_heard_from_the_hub_goes_on_counting(
+    tmp_path: Path, store: Store, files: list[File]
+) -> None:
+    watch = Watch(tmp_path / "retention.json", store)
+    watch.live, watch.refusal = {file.version for file in files}, REFUSAL
+    await watch.tend()
+    again = Watch(tmp_path / "retention.json", store)
+    again.live, again.given = watch.live, False
+    await again.made.load()
+    await again.tend(DAY_S + 1)
+    assert on_disk(tmp_path) == 3, "nobody has said no since"
+    again.refusal = REFUSAL
+    await again.tend()
     assert on_disk(tmp_path) == 0

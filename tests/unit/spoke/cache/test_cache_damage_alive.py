@@ -195,6 +195,36 @@ async def test_a_lent_file_all_of_which_was_bad_goes_when_it_is_returned(open_st
     assert not file.path(tmp_path / "cache").exists()
 
 
+async def test_what_an_earlier_process_lent_gets_no_holes_and_is_not_erased(open_store, tmp_path: Path) -> None:
+    """The kernel has the descriptor of a worker that is gone: this one has none, and the file counts as lent all the same."""
+    store = open_store()
+    told: list[Bad] = []
+    file = File(1, SIZE_BYTES)
+    await file.put(store)
+    await store.close()
+    path = file.path(tmp_path / "cache")
+    with path.open("rb") as kernels:
+        store = open_store()
+        store.on_bad = told.append
+        store.hold(file.version)
+        assert await store.erase(file.version) is None
+        patch(path, 0, b"\xff" * 4096)
+        assert (await store.examine(file.version, 0)).bad
+        assert (told[0].lent, store.is_lent(file.version)) == (True, True)
+        assert os.pread(kernels.fileno(), 4096, 0) == b"\xff" * 4096, "a hole would be zeros"
+        await mended(store, file)
+        assert os.pread(kernels.fileno(), SIZE_BYTES, 0) == file.content
+        fd = store.borrow_fd(file.version, SIZE_BYTES)
+        store.return_fd(file.version)
+        assert os.pread(fd, 1, 0) == file.content[:1], "one loan is left, so its descriptor is too"
+        store.let_go(file.version)
+        assert not store.is_lent(file.version)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.pread(fd, 1, 0)
+        assert await store.erase(file.version)
+    assert not path.exists()
+
+
 async def test_another_versions_files_under_our_names(open_store, tmp_path: Path) -> None:
     store = open_store()
     file, other = File(1, SIZE_BYTES), File(2, SIZE_BYTES)
