@@ -106,6 +106,18 @@ def wire_flip_header(rig: Rig, dice: random.Random) -> Steps:
 
 
 @fault("wire", 3, 8)
+def wire_flip_map(rig: Rig, dice: random.Random) -> Steps:
+    """What is said about data, names and the hub's state."""
+    yield from _on_the_wire(rig, flip=["map"], flip_chance=dice.choice((0.01, 0.1)))
+
+
+@fault("wire", 3, 8)
+def wire_flip_names(rig: Rig, dice: random.Random) -> Steps:
+    """The rows of changes and snapshots themselves."""
+    yield from _on_the_wire(rig, flip=["names"], flip_chance=0.5)
+
+
+@fault("wire", 3, 8)
 def wire_garbage(rig: Rig, dice: random.Random) -> Steps:
     yield from _on_the_wire(rig, garbage_chance=dice.choice((0.02, 0.3)))
 
@@ -264,12 +276,20 @@ def _pairs(rig: Rig) -> list[Path]:
 
 
 def _damaged(rig: Rig, dice: random.Random, damage: Callable[[Path], object]) -> Steps:
-    """Kill the spoke, damage a good part of the cached files, start it."""
+    """Kill the spoke, damage a good part of the cached files, start it.
+
+    The damaged file takes the place of the old one: a reader that has mapped that one through the dead mount (passthrough maps
+    the cache's own file) keeps what it was given.
+    """
     with rig.spoke_away():
         rig.end_spoke()
         pairs = _pairs(rig)
         chosen = dice.sample(pairs, min(len(pairs), 3 + len(pairs) // 2))
         for path in chosen:
+            for one in (path, path.with_suffix(".index")):
+                draft = one.with_suffix(".copy")
+                if not _run("cp", "--sparse=always", "--preserve=mode", str(one), str(draft)):
+                    draft.replace(one)
             damage(path)
         rig.start_spoke()
     yield f"{len(chosen)} of {len(pairs)} cached files damaged"

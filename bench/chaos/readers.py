@@ -240,7 +240,7 @@ def walk(reader: Reader) -> None:
                 to_s=listed_s,
             )
         for name in set(known) - set(found):
-            if not reader.ledger.was_absent(known[name], 0.0, listed_s):
+            if not reader.ledger.was_absent(known[name], reader.ledger.of(known[name])[0].begun_s, listed_s):
                 reader.tell("missing", what="readdir", path=known[name], from_s=began_s, to_s=listed_s)
         for name in reader.dice.sample(found, min(len(found), 12)):
             path = known.get(name)

@@ -261,7 +261,8 @@ class Rig:
         return self.spoke.pid
 
     def ask(self, command: str) -> None:
-        with contextlib.suppress(HeadraceError):
+        """If there is somebody to ask."""
+        with contextlib.suppress(HeadraceError, OSError):
             control.ask_once(control.socket_path(runtime_dir(), str(self.mountpoint.resolve())), {"command": command})
 
     def mount_goes(self) -> None:
