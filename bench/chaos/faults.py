@@ -458,6 +458,9 @@ def cache_power_cut(rig: Rig, dice: random.Random) -> Steps:
             rig.disk.unmount()
             if rig.disk.mount():
                 raise RigError("the cache's disk cannot be mounted again")
+            _run(
+                "chattr", "-R", "-f", "-i", str(rig.disk.cache)
+            )  # that it was mutable again may be among what was lost
             rig.start_spoke()
 
 

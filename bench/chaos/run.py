@@ -26,6 +26,7 @@ READERS = ("sequential", "random", "random", "mmap", "small", "open_close", "wal
 FEW_READERS = ("sequential", "random", "mmap", "small", "walk")
 FINAL_CALM_S = 12.0
 WATCH_EVERY_S = 0.25
+READERS_READY_S = 60.0
 FAILURES_KEPT = 200
 
 
@@ -107,6 +108,7 @@ class Run:
             rig.start_proxy()
             rig.start_spoke()
             rig.start_readers(self._readers)
+            self._until_all_read()
             self._began_s = time.monotonic()
             self._log(f"{len(self.plan)} faults of {len(self._chosen)} kinds, cache on {rig.disk.kind}, in {rig.work}")
             threads = [
@@ -145,6 +147,17 @@ class Run:
             if not keep:
                 rig.close(keep=False)
         return report
+
+    def _until_all_read(self) -> None:
+        """There is something to damage, and somebody to see it."""
+        slots = self.rig.slots
+        assert slots is not None
+        end_s = time.monotonic() + READERS_READY_S
+        while time.monotonic() < end_s and not self._stop.wait(0.1):
+            if all(slots.see(number).operations > 20 for number in range(slots.count)):
+                return
+        if not self._stop.is_set():
+            self._fail("harness", f"not every reader reads {READERS_READY_S:g} s after its start")
 
     def _keep_writing(self) -> None:
         dice = random.Random(self.report.seed + 1)
