@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 PY := $(VENV)/bin/python
 ARGS ?=
 
-.PHONY: help setup demo experiment test slow check lint types arch bench replay fuzz chaos clean
+.PHONY: help setup demo experiment test slow test-slow check lint types arch bench replay fuzz chaos clean
 
 help: ## list these words
 	@if [ -t 1 ] && [ -z "$${NO_COLOR:-}" ]; then on=$$'\033[36m' off=$$'\033[0m'; else on= off=; fi
@@ -40,6 +40,8 @@ test: $(READY) ## all tests but the slow ones
 
 slow: $(READY) ## the tests that take minutes: several hub processes, doctor, Prometheus, packages, the experiment
 	@$(PY) -m pytest -m slow $(ARGS)
+
+test-slow: slow
 
 check: lint types arch ## lint, types and arch
 

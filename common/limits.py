@@ -68,12 +68,18 @@ HEARTBEAT_INTERVAL_S = 2.0
 
 # --- links to the hub ------------------------------------------------------------------------------------
 
+NAME_TIMEOUT_S = 2.0
+"""How long a dial waits for name service. Then it goes where the name led last; without that it fails, and is tried again."""
+
 DIAL_TIMEOUT_S = 5.0
 """From SYN to connected; a lost SYN is sent again after 1 and 3 s. Then back off and dial again."""
 
 REDIAL_FIRST_S = 0.1
 REDIAL_CAP_S = 2.0
 """Back-off between dials, with jitter. The cap keeps recovery after an outage under 5 s."""
+
+REDIAL_WAITED_FOR_S = 0.5
+"""The longest back-off while a reader waits: from one SYN to the next it is then at most 2.5 s, on each of a dozen links."""
 
 LINK_CHECK_INTERVAL_S = 1.0
 """How often a spoke pings each link."""
@@ -83,6 +89,13 @@ LINK_MAX_PINGS = 3
 
 LINK_DEAD_AFTER_S = 8.0
 """Silence on a link with a ping unanswered: eight round trips of a 900 ms path. Drop it; its requests move to another."""
+
+LINK_CRAWL_BYTES_PER_S = 1024
+"""A link that brings less than this, with a ping unanswered for LINK_DEAD_AFTER_S, is as good as silent. Drop it: a new connection
+may do better, and readers and operators learn that there is no hub."""
+
+LINKS_LOST_TOLD_AFTER_S = 2.0
+"""Links lost within this time of the first make one line in the log: they mostly go together."""
 
 LINK_STALLED_AFTER_S = 2.0
 """Silence on one link, with a ping unanswered, while others are heard (and at least four round trips). Drop it, move its requests."""
@@ -141,7 +154,10 @@ PREFETCH_MAX_OUTSTANDING_BYTES = 256 * 1024 * 1024
 """Prefetch asked for or not yet written, over all streams: 1 Gbit/s x 900 ms is 112 MB, and the disk may be behind. The planner waits."""
 
 SLOW_READ_AFTER_S = 5.0
-"""A read that has waited this long for the hub is logged and counted while it goes on waiting."""
+"""A read that has waited this long for the hub is counted while it goes on waiting; the first of an incident is logged."""
+
+WAIT_INCIDENT_QUIET_S = 60.0
+"""Reads that fail in the read timeout with less than this between them are one incident, told once."""
 
 READ_ASKED_AGAIN_S = 0.2
 """A READ of blocks whose read timeout passed so little ago is the kernel asking again, not a reader trying again."""
@@ -207,6 +223,9 @@ SUSPICIOUS_LOSS_FRACTION = 0.5
 
 SUSPICIOUS_WINDOW_S = 60.0
 """The time over which losses add up, so that a vanishing tree told in many small batches is seen too."""
+
+LOSS_EXAMPLES = 10
+"""Files that ``headrace-spoke accept`` names before it believes their loss; all are counted."""
 
 SUSPICIOUS_RECHECK_S = 5.0
 SUSPICIOUS_RECHECK_MAX_S = 300.0
@@ -279,9 +298,10 @@ CONTROL_LINE_MAX_BYTES = 1024 * 1024
 
 # --- the mount (spoke/fuse) ----------------------------------------------------------------------------------
 
-FUSE_MAX_BACKGROUND = 1024
-"""READs of readahead and page faults the kernel may have in flight; its default of 12 allows 190 a second over 60 ms.
-Further readers wait in the kernel."""
+FUSE_MAX_BACKGROUND = 65_535
+"""READs of readahead and page faults the kernel may have in flight: all that the field holds. Further readers wait in the kernel,
+those of cached blocks too: with 1,024, so many readers stuck on a silent hub stopped every other one. The kernel's default of 12
+allows 190 READs a second over 60 ms."""
 
 FUSE_CONGESTION_THRESHOLD = 768
 """From so many on the kernel skips asynchronous readahead."""
@@ -426,6 +446,9 @@ TCP_KEEPALIVE_PROBES = 4
 
 TCP_DEAD_AFTER_MS = 30_000
 """Data unacknowledged, or a window shut, for this long. The kernel drops the connection."""
+
+HOLDERS_TIMEOUT_S = 5.0
+"""How long ``umount`` looks for processes that use the mount. Then it says that it cannot tell."""
 
 STOP_ANSWER_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 10.0
@@ -632,6 +655,79 @@ ORDER_IDLE_READS = 512
 
 ORDER_FILES_KNOWN_MAX = 16_384
 """Files of an order whose names and numbers are kept at hand (about 400 B each). Forgotten all, and looked up again."""
+
+# --- insight: who waited for what, why, and how the last hour went (spoke/insight) ----------------------------
+
+STALL_ROWS_MAX = 256
+"""Processes, cgroups and files whose stall seconds are kept apart (some 5 KB each when busy). The least is added to the others."""
+
+STALL_MINUTES = 10
+STALL_MINUTE_ROWS_MAX = 128
+"""Minutes looked back on in "lost 41 s of 10 min", and rows of each. The oldest minute goes; the least row joins the others."""
+
+STALL_PENDING_MAX = 1024
+"""Waits whose process is still being looked up. Beyond, they are counted as unknown."""
+
+STALLS_SHOWN_MAX = 20
+"""Rows of each kind that status shows."""
+
+PROCESSES_MAX = 1024
+"""Threads whose process is remembered. The oldest is looked up again."""
+
+PROCESSES_ASKED_MAX = 64
+"""Threads that are being looked up at once, 0.1 ms each. Others are looked up when they wait next, and are unknown until then."""
+
+PROCESS_CHECK_S = 5.0
+"""For so long a thread id is believed to be who it was: with pid_max at its default of 4,194,304 none comes round in that time."""
+
+PROCESS_ENVIRONMENT_MAX_BYTES = 256 * 1024
+"""Read of a process's environment, for RANK. What stands behind is not seen."""
+
+HISTORY_EXTENTS_MAX = 32_768
+HISTORY_NOTES_KEPT = 8
+"""Extents (32 GiB) of which the last decisions are known, 16 B each: some 10 MB in all. The one noted longest ago is forgotten."""
+
+HISTORY_WHOM_MAX = 4096
+"""Versions for which others were evicted, by number. The oldest is forgotten: "evicted", and not for whom."""
+
+SLOW_READS_KEPT = 512
+SLOW_READS_SHOWN = 32
+"""Reads that waited, with their causes: kept, and shown by explain. The oldest goes."""
+
+TRAINING_JOBS_MAX = 64
+TRAINING_STEPS_KEPT = 256
+TRAINING_READS_KEPT = 256
+TRAINING_STEPS_SHOWN = 20
+"""Jobs that mark their steps, and steps of each kept and shown. The job heard of longest ago, the oldest step goes."""
+
+TRAINING_FORGOTTEN_S = 3600.0
+"""A job that marked no step for so long is not shown any more."""
+
+PLAN_MARKS_MAX = 512
+"""Marks of training steps in one message. Refuse: E2BIG."""
+
+SAMPLE_INTERVAL_S = 5.0
+SAMPLES_KEPT = 720
+SERIES_POINTS = 240
+"""Between two samples; an hour of them (some 0.5 MB); and points of a curve on the page."""
+
+FLEET_SPOKES_MAX = 256
+FLEET_POINTS = 60
+FLEET_ALERTS_MAX = 100
+"""Spokes on the hub's page with 5 minutes of each one's rate (some 3 KB), and alerts. The rest is counted; status has all."""
+
+CACHE_MAP_FILES = 24
+CACHE_MAP_CELLS = 48
+"""Files of the page's map of the cache, those opened last, and cells of each."""
+
+NAME_SEARCH_SLICE = 20_000
+"""Names looked at between two turns of the event loop (some 5 ms) when somebody asks which path has a version."""
+
+CACHE_LIST_MAX = 1000
+"""Rows that ``cache ls`` shows unless told otherwise; at most 100,000."""
+
+BUG_REPORT_LOG_BYTES = 2 * 1024 * 1024
+"""The end of each log that a bug report takes."""
 
 # --- plans: what a job says it will read (spoke/plans, PLAN.md) -----------------------------------------------
 

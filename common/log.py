@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 if TYPE_CHECKING:
@@ -47,8 +49,32 @@ def bind(**facts: object) -> None:
     structlog.contextvars.bind_contextvars(**facts)
 
 
+_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "exception": 3, "critical": 2}
+
+
+def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether what is written to it goes to systemd's journal: JOURNAL_STREAM names its device and inode (systemd.exec(5))."""
+    device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
+    if not device.isdigit() or not inode.isdigit():
+        return False
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return (status.st_dev, status.st_ino) == (int(device), int(inode))
+
+
+def _with_priority(_logger: Any, method: str, line: Any) -> str:
+    """The journal takes ``<4>`` off and keeps it as PRIORITY (sd-daemon(3)), so that ``journalctl -p warning`` finds what it should."""
+    prefix = f"<{_PRIORITIES.get(method, 6)}>"
+    return "\n".join(prefix + part for part in line.splitlines())
+
+
 def configure(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
-    """Set up the process's log once, to ``stream`` (default stderr). ``auto``: console on a terminal, else JSON lines."""
+    """Set up the process's log once, to ``stream`` (default stderr). ``auto``: console on a terminal, else JSON lines.
+
+    Lines that go to systemd's journal begin with their priority.
+    """
     import structlog
 
     target = stream if stream is not None else sys.stderr
@@ -64,6 +90,7 @@ def configure(level: str = "info", log_format: LogFormat = "auto", stream: TextI
             structlog.processors.format_exc_info,
             _readable_bytes,
             renderer,
+            *([_with_priority] if is_journal(target, os.environ) else []),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(target),

@@ -1,4 +1,4 @@
-"""Metrics as a table read at scrape time, and the HTTP port of a daemon: ``/metrics``, ``/healthz``, ``/status``.
+"""Metrics as a table read at scrape time, and the HTTP port of a daemon: ``/metrics``, ``/healthz``, ``/status``, a page at ``/``.
 
 The hot paths count in plain integers; Prometheus objects are made only when somebody scrapes. A fault here never
 fails a read: a taken port is logged and the daemon goes on without it.
@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from common.log import get_logger
 from common.units import format_address
+from common.web import HEADERS, Page
 
 log = get_logger(__name__)
 
@@ -57,17 +58,19 @@ class TableCollector(Collector, Generic[OwnerT]):
 
 
 class HttpPages:
-    """Serves the three pages on one address. ``health`` gives (ok, facts); ``status`` the daemon's own picture."""
+    """Serves the pages on one address. ``health`` gives (ok, facts); ``status`` the daemon's own picture; ``page`` is for people."""
 
     def __init__(
         self,
         registry: CollectorRegistry,
         health: Callable[[], tuple[bool, Mapping[str, Any]]],
         status: Callable[[], Mapping[str, Any]],
+        page: Page | None = None,
     ) -> None:
         self._registry = registry
         self._health = health
         self._status = status
+        self._page = page
         self._runner: web.AppRunner | None = None
         self.address: tuple[str, int] | None = None
 
@@ -81,6 +84,8 @@ class HttpPages:
                 web.get("/status", self._serve_status),
             ]
         )
+        if self._page is not None:
+            app.add_routes([web.get("/", self._serve_page), web.get("/live", self._serve_live)])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
@@ -99,6 +104,15 @@ class HttpPages:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    async def _serve_page(self, _request: web.Request) -> web.Response:
+        assert self._page is not None
+        return web.Response(text=self._page.html, content_type="text/html", charset="utf-8", headers=HEADERS)
+
+    async def _serve_live(self, _request: web.Request) -> web.Response:
+        assert self._page is not None
+        text = json.dumps(self._page.facts(), separators=(",", ":"), allow_nan=False)
+        return web.Response(text=text, content_type="application/json", headers=HEADERS)
 
     async def _serve_metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})

@@ -97,7 +97,16 @@ def status(
     ] = f"127.0.0.1:{DEFAULT_METRICS_PORT}",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Datasets, revisions and the spokes that are linked."""
+    """Datasets, revisions and the spokes that are linked.
+
+    --json prints the same as /status on the metrics port; its schema is hub/status.schema.json. Sizes are bytes, times seconds.
+    The same as a page: http://127.0.0.1:9420/. Exit code 1 when no hub answers.
+
+    \b
+    Examples:
+      headrace-hub status
+      headrace-hub status --json | jq '.spokes[] | {identity, rate_bytes_per_s}'
+    """
     try:
         with urllib.request.urlopen(f"http://{metrics}/status", timeout=5) as response:
             facts = json.load(response)

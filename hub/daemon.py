@@ -17,12 +17,13 @@ from common.log import get_logger
 from common.metrics import HttpPages, TableCollector
 from common.runtime import cancel_and_wait
 from common.serving.packing import Packer
-from common.serving.server import Server
+from common.serving.server import Server, SpokeView
 from common.systemd import ServiceManager
 from common.units import format_address, parse_address
 from hub.config import HubSettings
 from hub.counts import Counts
 from hub.metrics import METRICS, Packed
+from hub.page import HubPage
 from hub.rate_schedule import RateSchedule
 from hub.source import HubSource
 from hub.timetable import Timetable, parse_zone
@@ -68,7 +69,9 @@ class Hub:
         self._rate_task: asyncio.Task[None] | None = None
         registry = CollectorRegistry()
         registry.register(TableCollector(METRICS, self))
-        self.pages = HttpPages(registry, self.health, self.status)
+        self._page = HubPage(self, runtime.now_s)
+        self._page_task: asyncio.Task[None] | None = None
+        self.pages = HttpPages(registry, self.health, self.status, self._page.page)
 
     def _pool(self) -> Pool:
         settings = self.settings
@@ -116,11 +119,12 @@ class Hub:
             reason = os.strerror(error.errno) if error.errno else error
             raise UsageError(f"cannot listen on {settings.listen}: {reason}; choose another --listen") from None
         self._rate_task = asyncio.create_task(self.rate_schedule.run(), name="rate schedule")
+        self._page_task = asyncio.create_task(self._page.run(), name="samples for the page")
         self._ready = True
 
     async def close(self) -> None:
         self._ready = False
-        await cancel_and_wait(self._rate_task)
+        await cancel_and_wait(self._rate_task, self._page_task)
         await self.server.close()
         await self._packer.close()
         for source in self.sources.values():
@@ -140,6 +144,10 @@ class Hub:
     @property
     def worker_restarts(self) -> int:
         return self.server.restarts if isinstance(self.server, Pool) else 0
+
+    def spoke_views(self) -> list[SpokeView]:
+        """The spokes linked now."""
+        return self.server.spokes() if self._ready else []
 
     @property
     def listening(self) -> str:

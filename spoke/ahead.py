@@ -18,9 +18,13 @@ from spoke.metrics import Counts
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.orders import Order
 from spoke.prefetch.planner import Planner, ReadSeen
+from spoke.prefetch.scorecard import Reason
 from spoke.prefetch.source import FAULT_BYTES
 from spoke.read_ahead import ReadAhead
 from spoke.reads import Handle, ReadResult
+
+REASON_NUMBERS = {reason: number for number, reason in enumerate(Reason, start=1)}
+"""As the history of an extent keeps why it was fetched ahead; 0 is not said."""
 
 
 class Ahead:
@@ -83,9 +87,6 @@ class Ahead:
 
     def stalled(self, handle: Handle, task_id: int, stall_s: float) -> None:
         self._counts.stall_s += stall_s
-
-    def slow(self, handle: Handle) -> None:
-        self._counts.slow_reads += 1
 
     def gone(self, handle: Handle) -> None:
         self._counts.stale_reads += 1
@@ -163,6 +164,6 @@ class Ahead:
         if budget_bytes < EXTENT_BYTES:
             return  # what arrives makes room for a whole one
         for fetch in planner.plan(self._clock(), budget_bytes):
-            asked_bytes = fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks)
+            asked_bytes = fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks, REASON_NUMBERS[fetch.reason])
             self._counts.prefetch_asked_bytes += asked_bytes
             planner.asked(fetch, asked_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,8 @@ import typer
 
 from common import __version__
 from common.terminal import EXIT_FAILED, exit_codes, warn
-from spoke import plan_cli, warm_cli
+from spoke import cache_cli, explain_cli, look_cli, plan_cli, warm_cli
+from spoke.asking import Mountpoint, untouched_path
 from spoke.asking import ask as _ask
 from spoke.places import runtime_dir
 
@@ -20,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(plan_cli.app, name="plan")
-Mountpoint = Annotated[Path, typer.Argument(help="Where the dataset is mounted.", show_default=False)]
+app.add_typer(cache_cli.app, name="cache")
 
 
 @app.callback(invoke_without_command=True)
@@ -98,7 +100,16 @@ def mount(
         bool, typer.Option("--background", help="Return once the mount answers, or fail with the reason.")
     ] = False,
 ) -> None:
-    """Mount a dataset and serve it until SIGTERM or umount."""
+    """Mount a dataset and serve it until SIGTERM or umount.
+
+    Every setting can also stand in the TOML file of --config or in the environment as HEADRACE_NAME; a flag wins over the environment,
+    the environment over the file, and status shows where each came from. Exit codes: 0 done, 1 failed, 2 wrong use or configuration.
+
+    \b
+    Examples:
+      headrace-spoke mount /mnt/c4 --hub 10.0.1.5:7420 --dataset c4 --cache-dir /nvme/headrace --cache-size 500GiB --background
+      headrace-spoke mount /mnt/c4 --config /etc/headrace/spoke.toml
+    """
     flags: dict[str, Any] = {
         "hub": hub,
         "dataset": dataset,
@@ -149,7 +160,15 @@ def umount(
         bool, typer.Option("--force", help="Also if the spoke does not answer; blocked readers get EIO.")
     ] = False,
 ) -> None:
-    """Stop the spoke of a mountpoint and unmount it; says who holds it open."""
+    """Stop the spoke of a mountpoint and unmount it.
+
+    A mount in use is left alone, and the processes that hold it are named (exit code 1). --force ends it all the same: blocked readers get
+    EIO, open files become useless, and what is cached stays for the next mount.
+
+    \b
+    Example:
+      headrace-spoke umount /mnt/c4
+    """
     from spoke.launch import unmount
 
     unmount(mountpoint, force=force, say=typer.echo)
@@ -160,7 +179,16 @@ def umount(
 def status(
     mountpoint: Mountpoint, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """What a running spoke sees: hub, names, cache, reads, prefetch, settings."""
+    """What a running spoke sees: phase, hub, names, cache, reads, who waited for what, training steps, prefetch, settings.
+
+    --json prints the same as the file .headrace/status in the mount and /status on the metrics port; its schema is
+    spoke/status.schema.json. Sizes are bytes, times seconds. Exit code 2 when no spoke serves the mountpoint.
+
+    \b
+    Examples:
+      headrace-spoke status /mnt/c4
+      headrace-spoke status /mnt/c4 --json | jq .stalls.said
+    """
     facts = _ask(mountpoint, "status")
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
@@ -170,6 +198,9 @@ def status(
     typer.echo(render(facts))
 
 
+app.command()(look_cli.top)
+app.command()(explain_cli.explain)
+app.command()(look_cli.bugreport)
 app.command()(warm_cli.warm)
 app.command()(warm_cli.pin)
 app.command()(warm_cli.unpin)
@@ -179,7 +210,12 @@ app.command()(warm_cli.unpin)
 @exit_codes
 def doctor(
     mountpoint: Annotated[
-        Path | None, typer.Argument(help="A mount; without one give what it would use.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="A mount; without one give what it would use.",
+            parser=untouched_path,
+            show_default=False,
+        ),
     ] = None,
     hub: Annotated[str | None, typer.Option(help="HOST:PORT of the hub. [default: the mount's]")] = None,
     dataset: Annotated[str | None, typer.Option(help="The dataset's name there. [default: the mount's]")] = None,
@@ -223,9 +259,33 @@ def doctor(
 
 @app.command()
 @exit_codes
-def accept(mountpoint: Mountpoint) -> None:
-    """Believe the loss of names that a suspicious hub announced."""
-    typer.echo(_ask(mountpoint, "accept")["said"])
+def accept(
+    mountpoint: Mountpoint,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be lost.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, at a terminal either.")] = False,
+) -> None:
+    """Believe the loss of names that a suspicious hub announced; shows first what is lost, and asks at a terminal.
+
+    A hub that suddenly announces the loss of most names (an unmounted disk looks like that) is not believed: the mount keeps the
+    old tree, and status says SUSPICIOUS. If the files are really gone, accept it.
+
+    \b
+    Example:
+      headrace-spoke accept /mnt/c4
+    """
+    loss = _ask(mountpoint, "loss")
+    if loss["suspicious"] is None:
+        typer.echo("the hub is not suspicious; nothing to accept")
+        return
+    from spoke.status import render_loss
+
+    typer.echo(render_loss(loss))
+    if dry_run:
+        return
+    if sys.stdin.isatty() and not yes:
+        typer.confirm("Is this loss real?", abort=True)
+    seen = {"revision": loss["revision"], "catalog_id": loss["catalog_id"]}
+    typer.echo(_ask(mountpoint, "accept", seen)["said"])
 
 
 def main() -> None:

@@ -35,6 +35,10 @@ class ControlRefused(UsageError):
     """What the running spoke answered: it was asked for something that cannot be."""
 
 
+class Silent(HeadraceError):
+    """The running spoke took the question, or not even that, and said nothing in time."""
+
+
 class NotMounted(UsageError):
     """No spoke of ours answers for this mountpoint."""
 
@@ -121,7 +125,7 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> It
     """Send a request and yield ("progress", …) and at last ("result", …).
 
     ``timeout_s`` bounds the silence between two lines. Raises NotMounted when nobody listens, ControlError or
-    ControlRefused for an error answered, HeadraceError when the spoke stays silent.
+    ControlRefused for an error answered, Silent when the spoke says nothing.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
@@ -131,6 +135,8 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> It
             raise NotMounted("no spoke of this user serves this mountpoint") from None
         except PermissionError:
             raise NotMounted("the spoke of this mountpoint runs as another user") from None
+        except TimeoutError:  # the queue of its socket is full of those who asked before
+            raise Silent(f"the spoke did not answer within {timeout_s:g} s") from None
         except OSError as error:
             raise HeadraceError(f"cannot reach the spoke at {path}: {error}") from None
         try:
@@ -158,7 +164,7 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> It
 def _gone(error: OSError, timeout_s: float) -> HeadraceError:
     """A spoke that ends, or has no descriptor left to accept with, resets the connection."""
     if isinstance(error, TimeoutError):
-        return HeadraceError(f"the spoke did not answer within {timeout_s:g} s")
+        return Silent(f"the spoke did not answer within {timeout_s:g} s")
     return HeadraceError(f"the spoke dropped the connection ({error.strerror}); its log says why")
 
 

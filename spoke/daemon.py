@@ -20,6 +20,7 @@ from urllib.parse import quote
 from prometheus_client import CollectorRegistry
 
 from common import __version__, limits, runtime
+from common.blocks import BlockRange
 from common.config import Loaded
 from common.entries import Entry
 from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, UsageError
@@ -31,6 +32,7 @@ from common.units import format_address, parse_address
 from spoke import control
 from spoke.ahead import Ahead
 from spoke.cache.store import Store
+from spoke.cache_files import CacheFiles
 from spoke.config import SpokeSettings
 from spoke.fetcher import Fetcher
 from spoke.fuse.attributes import Ownership
@@ -39,15 +41,19 @@ from spoke.fuse.operations import Operations
 from spoke.fuse.virtual import VirtualFile
 from spoke.hub_client.checks import Position
 from spoke.hub_client.client import HubClient, make_hello
+from spoke.insight.watch import Insight
+from spoke.long_waits import LongWaits
 from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
 from spoke.namespace.journal import Journal
 from spoke.namespace.pin import Pin, is_at, remember
 from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
-from spoke.namespace.suspicion import Suspicion
+from spoke.namespace.suspicion import Losses, Suspicion
+from spoke.namespace.suspicion_record import kept
 from spoke.namespace.tree import Invalidation
 from spoke.orders.shelf import OrderShelf
+from spoke.page import spoke_page
 from spoke.pins import Pins
 from spoke.places import runtime_dir
 from spoke.plans import Plans
@@ -69,6 +75,8 @@ class NoHubYet(UsageError):
 class Spoke:
     """Use :func:`run_spoke`, or ``await Spoke.start(…)``, ``await spoke.wait(stop)``, ``await spoke.close()``."""
 
+    insight: Insight
+
     def __init__(self, mountpoint: str, loaded: Loaded[SpokeSettings], store: Store, journal: Journal) -> None:
         """Builds; nothing runs yet."""
         settings = loaded.settings
@@ -86,7 +94,10 @@ class Spoke:
             self.pin,
             pin_reached=self.pin is not None
             and is_at(journal.directory, self.pin, self.tree.catalog_id, self.tree.revision),
+            suspicious=kept(journal.directory, clock()),
         )
+        if self.suspicious is not None:
+            log.error("hub suspicious since before this start: the old names are kept", seen=str(self.suspicious))
         self.follower = Follower(self.replica, journal, self._names_changed, clock)
         host, port = parse_address(settings.hub)
         self.client = HubClient(
@@ -111,17 +122,33 @@ class Spoke:
         )
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock, settings.read_ahead_kib)
-        self.plans = Plans(self.tree, self.ahead if self.planner is not None else None, clock)
+        self.plans = Plans(
+            self.tree,
+            self.ahead if self.planner is not None else None,
+            clock,
+            lambda message, task_id: self.insight.marks(message, task_id),  # noqa: PLW0108 it comes later
+        )
         self.order_shelf = OrderShelf(
             (settings.cache_dir / "orders").absolute(), self.ahead if settings.prefetch else None
         )
         self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
         self.ahead.attach(self.fetcher, self.client)
         self.ahead.foresee = store.foresee
-        store.on_gone = self.ahead.evicted
+        self.insight = Insight(self, self.fetcher.history, clock)
+        store.on_gone = self._blocks_gone
         self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
         observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
-        self.reads = Reads(store, self.fetcher, observer, clock, read_timeout_s=settings.read_timeout)
+        self.long_waits = LongWaits(clock, self.client.in_words)
+        self.reads = Reads(
+            store,
+            self.fetcher,
+            observer,
+            clock,
+            read_timeout_s=settings.read_timeout,
+            long_waits=self.long_waits,
+            waits=self.insight,
+        )
+        self.reads.names_in_doubt = lambda: str(self.suspicious) if self.suspicious is not None else ""
         self.pins = Pins(
             settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
         )
@@ -135,19 +162,25 @@ class Spoke:
             order=self.ahead.order,
             link_rate=lambda: self.client.rate_bytes_per_s,
         )
+        self.cache_files = CacheFiles(self.tree, store, self.fetcher.recent)
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
         registry = CollectorRegistry()
         registry.register(TableCollector(METRICS, self))
-        self.pages = HttpPages(registry, self.health, self.status)
+        self.pages = HttpPages(registry, self.health, self.status, spoke_page(self.status, self.insight.page))
         self.control = control.ControlServer(
             control.socket_path(runtime_dir(), mountpoint),
             {
                 "status": self._answer_status,
                 "stop": self._answer_stop,
+                "explain": self._answer_explain,
+                "cache-list": self._answer_cache_list,
+                "cache-sizes": self._answer_cache_sizes,
+                "cache-evict": self._answer_cache_evict,
                 "warm": self._answer_warm,
                 "pin": self._answer_pin,
                 "unpin": self._answer_unpin,
+                "loss": self._answer_loss,
                 "accept": self._answer_accept,
                 "plan": self._answer_plan,
                 "plans": self._answer_plans,
@@ -158,6 +191,7 @@ class Spoke:
         )
         self._stop = asyncio.Event()
         self._housekeeping: asyncio.Task[None] | None = None
+        self._sampling: asyncio.Task[None] | None = None
 
     # --- life --------------------------------------------------------------------------------------------
 
@@ -206,6 +240,7 @@ class Spoke:
         await self.control.start()
         await self.pages.start(*parse_address(settings.metrics))
         self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
+        self._sampling = asyncio.create_task(self._take_samples(), name="samples")
 
     async def _get_names(self) -> None:
         """Names from the hub if it answers; those on disk if it does not and there are some."""
@@ -247,6 +282,7 @@ class Spoke:
             confirm=self._confirm if settings.consistency == "strict" else None,
             virtual_files={
                 b"status": VirtualFile(lambda: _shown(self.status())),
+                b"explain": VirtualFile(lambda: _shown(self.insight.recent())),
                 b"plan": VirtualFile(lambda: _shown(self.plans.facts()), self.plans.ioctl),
             },
         )
@@ -263,7 +299,11 @@ class Spoke:
             asyncio.create_task(self._stop.wait(), name="stop command"),
             asyncio.create_task(self.device.wait_ended(), name="mount ended"),
         ]
-        workers = [task for task in (self._housekeeping, self.follower.task, *self.fetcher.tasks) if task is not None]
+        workers = [
+            task
+            for task in (self._housekeeping, self._sampling, self.follower.task, *self.fetcher.tasks)
+            if task is not None
+        ]
         try:
             done, _ = await asyncio.wait([*ends, *workers], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -275,7 +315,7 @@ class Spoke:
 
     async def close(self) -> None:
         """Unmount first, so that no reader hangs on a spoke that is half gone; then the rest, in reverse order."""
-        await cancel_and_wait(self._housekeeping)
+        await cancel_and_wait(self._housekeeping, self._sampling)
         if self.device is not None:
             await self.device.close()
         await self.pages.close()
@@ -286,8 +326,14 @@ class Spoke:
         await self.journal.close()
         await self.store.close()
         await self.control.close()
+        self.insight.close()
         if self.recorder is not None:
             self.recorder.close()
+
+    async def _take_samples(self) -> None:
+        while True:
+            self.insight.tick()
+            await asyncio.sleep(limits.SAMPLE_INTERVAL_S)
 
     async def _keep_house(self) -> None:
         """What is done now and then: tell the hub how we fare, and the cache which versions nobody names any more."""
@@ -310,6 +356,7 @@ class Spoke:
                     "cache_capacity_bytes": float(usage.capacity_bytes),
                     "rtt_seconds": self.client.rtt_s or 0.0,
                     "revision": float(self.tree.revision),
+                    **self.insight.stats(),
                 }
             )
             self.plans.tend()
@@ -325,6 +372,10 @@ class Spoke:
     def _next_file(self, path: bytes) -> FileFacts | None:
         node = self.siblings.after(path)
         return FileFacts(node.path(), node.entry.version, node.entry.size_bytes) if node is not None else None
+
+    def _blocks_gone(self, version: bytes, blocks: BlockRange) -> None:
+        self.insight.gone(version, blocks)
+        self.ahead.evicted(version, blocks)
 
     def _names_changed(self, invalidations: Sequence[Invalidation]) -> None:
         for invalidation in invalidations:
@@ -345,12 +396,21 @@ class Spoke:
     async def _confirm(self, path: bytes) -> None:
         """Return once the names have this path as it is at the hub. Raises HeadraceError, at the latest after the read timeout."""
         timeout_s = self.loaded.settings.read_timeout or None
+        wait = self.long_waits.begin(path, None)
+        slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self.long_waits.grew_long, wait)
+        well = False
         try:
             async with asyncio.timeout(timeout_s):
                 position = await self.client.checks.ask(path)
                 await self.follower.until(lambda: self._is_at(position) or self.suspicious is not None)
+            well = True
         except TimeoutError:
-            raise HubUnreachable(f"{path!r}: the hub did not confirm it within {timeout_s:g} s") from None
+            error = HubUnreachable(f"{path!r}: the hub did not confirm it within {timeout_s:g} s")
+            self.long_waits.timed_out(wait, error)
+            raise error from None
+        finally:
+            slow.cancel()
+            self.long_waits.ended(wait, well=well)
         if not self._is_at(position):
             raise HubUnreachable(f"{path!r}: the hub's names are not believed: {self.suspicious}")
 
@@ -399,6 +459,7 @@ class Spoke:
             "hub": {
                 "address": settings.hub,
                 "connected": client.connected,
+                "in_words": client.in_words(),
                 "error": str(client.last_error) if client.last_error is not None else None,
                 "rtt_s": client.rtt_s,
                 "rate_bytes_per_s": client.rate_bytes_per_s,
@@ -434,6 +495,9 @@ class Spoke:
                 "wan_bytes": counts.wan_read_bytes,
                 "stall_s": counts.stall_s,
                 "waiting": self.reads.waiting,
+                "waiting_long": self.long_waits.long_count,
+                "longest_wait_s": self.long_waits.longest_s(),
+                "timeouts": self.long_waits.timeouts_total,
                 "stale": counts.stale_reads,
             },
             "prefetch": {
@@ -443,6 +507,7 @@ class Spoke:
                 "wasted_bytes": self.scorecard.wasted_bytes,
                 "outstanding_bytes": self.fetcher.prefetch_outstanding_bytes,
             },
+            **self.insight.facts(),
             "pins": self.pins.facts(),
             "warm": self.warming.facts(),
             "plans": self.plans.facts(),
@@ -452,6 +517,7 @@ class Spoke:
                 "reason": passthrough.reason if passthrough is not None else "not mounted",
                 "passthrough_opens": counts.passthrough_opens,
                 "open_files": self.reads.open_handles,
+                "open_kernel_files": self.reads.lent_handles,
                 "read_ahead": self.ahead.read_ahead.facts(),
             },
             "notes": notes,
@@ -469,6 +535,24 @@ class Spoke:
     async def _answer_stop(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         self._stop.set()
         yield {"stopping": True}
+
+    async def _answer_explain(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        path = request.get("path")
+        yield self.insight.recent() if path is None else await self.insight.explain(str(path))
+
+    async def _answer_cache_list(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield await self.cache_files.list(
+            [bytes.fromhex(path) for path in request.get("paths", [""])],
+            sort=str(request.get("sort", "path")),
+            most=int(request.get("most", limits.CACHE_LIST_MAX)),
+            everything=bool(request.get("everything")),
+        )
+
+    async def _answer_cache_sizes(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield await self.cache_files.sizes(bytes.fromhex(str(request.get("path", ""))))
+
+    async def _answer_cache_evict(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield await self.cache_files.evict([bytes.fromhex(path) for path in request.get("paths", [])])
 
     async def _answer_warm(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         async with contextlib.aclosing(self.warming.answer(request)) as progress:
@@ -498,13 +582,49 @@ class Spoke:
     async def _answer_order_drop(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield {"dropped": await self.order_shelf.drop(str(request.get("name")))}
 
-    async def _answer_accept(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def _answer_loss(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        suspicion = self.suspicious
+        if suspicion is None:
+            yield {"suspicious": None}
+            return
+        self._check_at_hand()
+        losses = Losses()
+        for _ in self.replica.losses(losses, self.store.present_bytes):
+            await asyncio.sleep(0)  # let reads go in between
+            self._check_still(suspicion)
+        yield {
+            "suspicious": str(suspicion),
+            "revision": suspicion.revision,
+            "catalog_id": suspicion.catalog_id.hex(),
+            "files": losses.files,
+            "others": losses.others,
+            "file_bytes": losses.file_bytes,
+            "cached_bytes": losses.cached_bytes,
+            "examples": [os.fsdecode(path).encode("utf-8", "backslashreplace").decode() for path in losses.examples],
+        }
+
+    async def _answer_accept(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         suspicion = self.suspicious
         if suspicion is None:
             yield {"said": "the hub is not suspicious; nothing to accept"}
             return
+        self._check_at_hand()
+        seen = request.get("revision"), request.get("catalog_id")
+        if seen not in ((None, None), (suspicion.revision, suspicion.catalog_id.hex())):
+            raise HeadraceError(f"the hub has said something else meanwhile: {suspicion}; look again")
         self.follower.accept()
         yield {"said": f"accepted: {suspicion}"}
+
+    def _check_at_hand(self) -> None:
+        if not self.replica.can_accept:
+            raise HeadraceError(
+                "the hub is suspicious, but since this spoke started it has not shown its names yet "
+                f"({self.client.in_words()}); try again when it has"
+            )
+
+    def _check_still(self, suspicion: Suspicion) -> None:
+        if self.suspicious is not suspicion:
+            raise HeadraceError("the hub has said something else meanwhile; look again")
 
 
 def pin_of(settings: SpokeSettings) -> Pin | None:

@@ -22,6 +22,7 @@ from common.wire.messages import Data, Priority
 from spoke.cache.store import Store
 from spoke.hub_client.client import HubClient, Request
 from spoke.hub_client.single_flight import Flight, Flights, Landed, Want
+from spoke.insight.history import History, What
 from spoke.landed_runs import LandedRuns
 from spoke.recent import Recent
 
@@ -48,6 +49,7 @@ class Fetcher:
         self._clock = clock
         self._dice = dice
         self._flights = Flights()
+        self.history = History()
         self.recent = Recent(limits.RECENT_MAX_BYTES)
         self._landed = LandedRuns()
         self._something_to_write = asyncio.Event()
@@ -119,14 +121,18 @@ class Fetcher:
                     self._launch(flight, priority, deadline_s)
         return joined_all
 
-    def prefetch(self, version: bytes, size_bytes: int, blocks: BlockRange) -> int:
-        """Ask for what is neither cached nor under way; returns the bytes asked for."""
+    def prefetch(self, version: bytes, size_bytes: int, blocks: BlockRange, why: int = 0) -> int:
+        """Ask for what is neither cached nor under way; returns the bytes asked for. ``why``: a number for ``explain``."""
         asked_bytes = 0
         for missing in self._store.missing(version, size_bytes, blocks):
             for gap in self._flights.plan(version, missing)[1]:
                 asked_bytes += byte_length(gap, size_bytes)
-                self._launch(Flight(version, size_bytes, gap, prefetched=True), Priority.PREFETCH, None)
+                self._launch(Flight(version, size_bytes, gap, prefetched=True), Priority.PREFETCH, None, why)
         return asked_bytes
+
+    def flight_of(self, version: bytes, blocks: BlockRange) -> Flight | None:
+        """What is under way, or not yet in the cache, for the first of these blocks."""
+        return next(iter(self._flights.plan(version, BlockRange(blocks.first_block, 1))[0]), None)
 
     def give_up(self, want: Want) -> None:
         """The wait is over without the bytes: withdraw what nobody else wants."""
@@ -143,6 +149,8 @@ class Fetcher:
             self._kept.move_to_end(flight)
         flight.join(want)
         if priority is Priority.DEMAND and flight.request is not None:
+            if flight.prefetched:
+                self.history.note(self._clock(), flight.version, flight.extent_index, What.JOINED)
             self._promote(flight, flight.request, deadline_s)
 
     def _promote(self, flight: Flight, request: Request, deadline_s: float | None) -> None:
@@ -156,8 +164,11 @@ class Fetcher:
             self._client.promote(request, deadline_s)
         self._account(flight)
 
-    def _launch(self, flight: Flight, priority: Priority, deadline_s: float | None) -> None:
+    def _launch(self, flight: Flight, priority: Priority, deadline_s: float | None, why: int = 0) -> None:
         self._flights.add(flight)
+        flight.asked_s = self._clock()
+        what = What.AHEAD if priority is Priority.PREFETCH else What.ASKED
+        self.history.note(flight.asked_s, flight.version, flight.extent_index, what, why)
         self._submit(flight, [flight.blocks], priority, deadline_s)
 
     def _submit(
@@ -195,6 +206,9 @@ class Fetcher:
             return
         landed = Landed(data.blocks, payload, data.digests)
         flight.landed.append(landed)
+        flight.landed_s = self._clock()
+        if flight.request is not None:
+            flight.sent_s, flight.sends = flight.request.sent_s, flight.request.sends
         self.recent.add(flight.version, landed)
         self._account(flight)
         for want in list(flight.wants):
@@ -208,6 +222,7 @@ class Fetcher:
             return
         flight.request = None
         self._account(flight)
+        self.history.note(flight.landed_s, flight.version, flight.extent_index, What.LANDED)
         size_bytes = byte_length(flight.blocks, flight.size_bytes)
         if self.write_backlog_bytes + size_bytes > limits.WRITE_BACKLOG_MAX_BYTES:
             self._skip(flight, size_bytes)
@@ -239,6 +254,7 @@ class Fetcher:
             self._end(flight, error)
             return
         self._account(flight)
+        self.history.note(self._clock(), flight.version, flight.extent_index, What.AGAIN)
         delay_s = backoff.delay_s(flight.tries - 1, limits.RETRY_FIRST_S, limits.RETRY_CAP_S, self._dice)
         self._retries[flight] = asyncio.get_running_loop().call_later(delay_s, self._resubmit, flight, request)
 
@@ -256,6 +272,7 @@ class Fetcher:
         self._flights.remove(flight)
         for want in list(flight.wants):
             want.fail(error)
+        self.history.note(self._clock(), flight.version, flight.extent_index, What.FAILED)
         self._observer.failed(flight.version, flight.blocks)
 
     # --- into the cache ----------------------------------------------------------------------------------

@@ -6,18 +6,21 @@
     batches = hints.megatron(batch_sampler, gpt_dataset)                            # Megatron's GPTDataset
     order = hints.memmap(order, "/data/tokens.bin", 2, 4097, stride_items=4096)     # windows of an np.memmap
     hints.declare("/data", [("a/b.tar", 0, 1 << 20), ...])                          # byte ranges, once
+    for batch in hints.steps(loader): ...                                           # mark training steps, and the wait for data
+    hints.step()                                                                    # or so, once in each step
 
 Where a path is on no Headrace mount, all of this does nothing and costs nothing. Nothing here raises into the training
 loop (what the caller's own sampler raises passes through); a plan that is refused is one warning in the log, and
 :func:`facts` tells what became of all of them. A plan never changes what is read, only how soon it is there.
 
 There is no thread, no lock and no descriptor kept: each announcement opens ``.headrace/plan``, says its part in ioctls
-of a few kilobytes, and closes it. A process that was forked announces under a plan of its own. What is said, bit by
-bit: PLAN.md.
+of a few kilobytes, and closes it. A process that was forked announces under a plan of its own. Marks of steps are gathered
+and said once a second. What is said, bit by bit: PLAN.md.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import fcntl
 import itertools
@@ -26,6 +29,7 @@ import math
 import os
 import struct
 import sys
+import time
 from array import array
 from bisect import bisect_right
 from collections import deque
@@ -42,8 +46,8 @@ if TYPE_CHECKING:
 ItemT = TypeVar("ItemT")
 
 __all__ = [
-    "Announced", "Plan", "Telling", "announce", "concat", "declare", "facts", "find_mount", "megatron", "memmap", "records", "table",
-    "windows",
+    "Announced", "Plan", "Telling", "announce", "concat", "declare", "facts", "find_mount", "megatron", "memmap", "records", "step",
+    "steps", "table", "windows",
 ]  # fmt: skip
 
 MESSAGE_MAX_BYTES = 16383  # what the kernel lets one ioctl carry
@@ -51,13 +55,20 @@ MESSAGE_STEPS = 512  # steps in one message: some 2 ms of the spoke's time
 STEP_MAX_BYTES = 1 << 20  # longer ranges are told in pieces, so that the spoke sees how far they were read
 AHEAD_INDICES = 16384  # how far a sampler is drawn ahead of what it yields
 
-_MAGIC, _VERSION = b"HRPL", 1
-_STEPS, _DROP = 1, 2
+MARKS_INTERVAL_S = 1.0  # between two messages about steps: an ioctl of some 100 us
+MARKS_MAX = 64  # steps in one of them
+MOUNTS_MAX = 8  # told of steps
+LOOK_INTERVAL_S = 30.0  # between two looks for mounts, while there are none
+
+_MAGIC, _VERSION, _MARKS_VERSION = b"HRPL", 1, 2
+_STEPS, _DROP, _MARKS = 1, 2, 4
 _LAST = 1
 _NEW = 1
 _HEADER = struct.Struct("<4sBBBBIQQ")
 _COLUMN = struct.Struct("<BQQ")
 _ANSWER = struct.Struct("<4sBBHQQQ")
+_MARK = struct.Struct("<III")
+_UNSAID = 0xFFFFFFFF
 _ANSWER_ROOM_BYTES = 512
 _WIDTHS = ((0, 0, ""), (1, 0xFF, "B"), (2, 0xFFFF, "H"), (4, 0xFFFFFFFF, "I"), (8, (1 << 64) - 1, "Q"))
 _GONE = (errno.ENOENT, errno.ENOTCONN, errno.ENODEV, errno.EACCES)  # of open: there is nobody to tell
@@ -65,7 +76,9 @@ _LEFT_OUT = (errno.ENOENT, errno.ERANGE)  # of ioctl: no such file, or past its 
 _OFF = (errno.ENOTTY, errno.ENOTCONN, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)  # of ioctl: nobody listens
 
 _log = logging.getLogger("headrace.hints")
-_facts: dict[str, Any] = {"mounts": 0, "announced_steps": 0, "refused_messages": 0, "errors": 0, "last_error": ""}
+_facts: dict[str, Any] = {
+    "mounts": 0, "announced_steps": 0, "marked_steps": 0, "refused_messages": 0, "errors": 0, "last_error": "",
+}  # fmt: skip
 _numbers = itertools.count()
 
 
@@ -253,8 +266,7 @@ class Telling:
         name = self._name
         if name is None:
             name = "rank%s-%d-%d" % (os.environ.get("RANK", "0"), self._pid, next(_numbers))
-        plain = (c if (c.isalnum() and c.isascii()) or c in "._:=+-" else "-" for c in name[:64])
-        self._wire_name = "".join(plain).encode() or b"-"
+        self._wire_name = _wire_name(name)
 
     def _path(self, path: Any) -> bytes:
         """A path as the spoke knows it, in bytes."""
@@ -438,9 +450,26 @@ def _command(size_bytes: int) -> int:
     return 3 << 30 | size_bytes << 16 | ord("H") << 8 | 1
 
 
-def _message(kind: int, flags: int, token: int, from_step: int, name: bytes, body: bytes = b"") -> bytes:
+def _message(
+    kind: int, flags: int, token: int, from_step: int, name: bytes, body: bytes = b"", version: int = _VERSION
+) -> bytes:
     length = _HEADER.size + len(name) + len(body)
-    return _HEADER.pack(_MAGIC, _VERSION, kind, flags, len(name), length, token, from_step) + name + body
+    return _HEADER.pack(_MAGIC, version, kind, flags, len(name), length, token, from_step) + name + body
+
+
+def _wire_name(name: str) -> bytes:
+    return "".join(c if (c.isalnum() and c.isascii()) or c in "._:=+-" else "-" for c in name[:64]).encode() or b"-"
+
+
+def pack_marks(name: bytes, first: int, rank: int | None, marks: Sequence[tuple[float, float, float | None]]) -> bytes:
+    """A MARKS message: (seconds ago, seconds it took, seconds without data or None) of each step; ``first``: steps marked before."""
+    body = struct.pack("<II", len(marks), _UNSAID if rank is None else rank)
+    body += b"".join(_MARK.pack(*(_microseconds(value) for value in mark)) for mark in marks)
+    return _message(_MARKS, 0, 0, first, name, body, _MARKS_VERSION)
+
+
+def _microseconds(seconds: float | None) -> int:
+    return _UNSAID if seconds is None else min(_UNSAID - 1, max(0, round(seconds * 1e6)))
 
 
 def pack_steps(
@@ -487,6 +516,127 @@ def _text(buffer: bytearray) -> str:
         return ""
     length = _ANSWER.unpack_from(buffer)[3]
     return bytes(buffer[_ANSWER.size : _ANSWER.size + length]).decode("utf-8", "replace")
+
+
+# --- steps of training -----------------------------------------------------------------------------------
+
+
+def step(
+    where: PathLike | None = None, *, rank: int | None = None, wait_s: float | None = None, name: str | None = None
+) -> None:
+    """Mark that a training step ends here and the next begins; the spoke shows step time, data wait and its cache side by side.
+
+    Call it once in each step, at the same place. ``where``: a path on the mount (default: all Headrace mounts there are).
+    ``rank``: default the environment's ``RANK``. ``wait_s``: how long the step waited for its batch, if you measure it;
+    :func:`steps` does. Costs a microsecond, and once a second an ioctl; where there is no mount it does nothing.
+    """
+    try:
+        _marker_here(where, rank, name).mark(wait_s)
+    except Exception as error:  # never into the training loop
+        _failed("the step is not marked: %r", error)
+
+
+def steps(
+    loader: Iterable[ItemT], where: PathLike | None = None, *, rank: int | None = None, name: str | None = None
+) -> Iterator[ItemT]:
+    """A loader's batches, each marked as a step, with how long it had to be waited for. Time before the loop is in no step."""
+    source = iter(loader)
+    try:
+        _marker_here(where, rank, name).last = time.monotonic()
+    except Exception as error:  # never into the training loop
+        _failed("the steps are not marked: %r", error)
+    while True:
+        began = time.monotonic()
+        try:
+            item = next(source)
+        except StopIteration:
+            return
+        waited = time.monotonic() - began
+        yield item
+        step(where, rank=rank, wait_s=waited, name=name)
+
+
+def _marker_here(where: Any, rank: int | None, name: str | None) -> _Marker:
+    """This process's own; a fork begins anew."""
+    pid = os.getpid()
+    if pid not in _markers:
+        _markers.clear()
+        _markers[pid] = _Marker(where, rank, name)
+    return _markers[pid]
+
+
+class _Marker:
+    """Gathers marks and says them, in one process. ``last``: when the step under way began, 0 for none."""
+
+    def __init__(self, where: Any, rank: int | None, name: str | None) -> None:
+        self.pid = os.getpid()
+        self.last = 0.0
+        text = os.environ.get("RANK", "")
+        self._rank = rank if rank is not None else int(text) if text.isdigit() else None
+        label = "job" if self._rank is None else "rank%d" % self._rank
+        self._name = _wire_name(name if name is not None else "%s-%d" % (label, self.pid))
+        self._where = where
+        self._marks: list[tuple[float, float, float | None]] = []
+        self._said_at = self._look_at = time.monotonic()
+        self._roots: list[bytes] = []
+        self._told: dict[bytes, int] = {}
+        atexit.register(self.say)
+
+    def mark(self, wait_s: float | None) -> None:
+        now = time.monotonic()
+        if self.last:
+            self._marks.append((now, now - self.last, wait_s))
+        self.last = now
+        if len(self._marks) >= MARKS_MAX or now - self._said_at >= MARKS_INTERVAL_S:
+            self.say()
+
+    def say(self) -> None:
+        """Tell the mounts; also when the process ends."""
+        try:
+            if self._marks and self.pid == os.getpid():
+                self._say(time.monotonic())
+        except Exception as error:
+            _failed("the steps cannot be told: %r", error)
+
+    def _say(self, now: float) -> None:
+        marks, self._marks, self._said_at = self._marks, [], now
+        if not self._roots and now >= self._look_at:
+            self._look_at = now + LOOK_INTERVAL_S
+            found = find_mount(self._where) if self._where is not None else None
+            self._roots = [found[0]] if found is not None else _mounts() if self._where is None else []
+        ages = [(now - ended, took, wait) for ended, took, wait in marks]
+        for root in list(self._roots):
+            try:
+                first = self._told.get(root, 0)
+                buffer = bytearray(pack_marks(self._name, first, self._rank, ages)) + bytearray(_ANSWER_ROOM_BYTES)
+                control = os.open(os.path.join(root, b".headrace/plan"), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    fcntl.ioctl(control, _command(len(buffer)), buffer, True)
+                finally:
+                    os.close(control)
+                self._told[root] = first + len(ages)
+                _facts["marked_steps"] += len(ages)
+            except OSError as error:
+                self._roots.remove(root)  # gone, or it takes no marks: looked for again later
+                self._look_at = now + LOOK_INTERVAL_S
+                _failed("the mount does not take marks: %s", error)
+
+
+_markers: dict[int, _Marker] = {}
+
+
+def _mounts() -> list[bytes]:
+    """The Headrace mounts this process sees, by /proc alone: none of them is touched."""
+    found = []
+    with open("/proc/self/mountinfo", "rb") as lines:
+        for line in lines:
+            head, _, tail = line.partition(b" - ")
+            if tail.startswith(b"fuse.headrace "):
+                path = head.split()[4]
+                for code, plain in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
+                    path = path.replace(code, plain)
+                found.append(path)
+    return found[:MOUNTS_MAX]
 
 
 # --- samplers --------------------------------------------------------------------------------------------

@@ -117,7 +117,13 @@ def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> N
     if not mounts or not mounts[-1].is_ours:
         raise UsageError(f"{path} is not a mount of Headrace")
     if not force:
-        holders = list(_holders(path))
+        try:
+            # A process that faults on a stuck mapping can hold the lock which looking at its mappings needs.
+            holders = mountpoints.bounded(lambda: list(_holders(path)), limits.HOLDERS_TIMEOUT_S)
+        except TimeoutError:
+            raise HeadraceError(
+                f"{path}: who uses it cannot be found out, a process hangs; --force does not ask"
+            ) from None
         if holders:
             raise HeadraceError(f"{path} is in use by {', '.join(holders)}; end them, or give --force")
     minor = mounts[-1].minor

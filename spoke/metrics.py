@@ -28,7 +28,6 @@ class Counts:
     cache_read_bytes: int = 0
     wan_read_bytes: int = 0
     stall_s: float = 0.0
-    slow_reads: int = 0
     stale_reads: int = 0
     fetched_bytes: int = 0
     prefetch_asked_bytes: int = 0
@@ -94,8 +93,26 @@ METRICS: tuple[Metric[Measured], ...] = (
     Metric(
         "headrace_spoke_slow_reads",
         "counter",
-        "Reads that waited for the hub longer than 5 s.",
-        lambda spoke: spoke.counts.slow_reads,
+        "Reads that waited for the hub for 5 s or longer, counted at the fifth second; with --consistency strict opens too.",
+        lambda spoke: spoke.reads.long_waits.long_total,
+    ),
+    Metric(
+        "headrace_spoke_reads_waiting_long",
+        "gauge",
+        "Reads that wait for the hub now, and have for 5 s or longer.",
+        lambda spoke: spoke.reads.long_waits.long_count,
+    ),
+    Metric(
+        "headrace_spoke_longest_wait_seconds",
+        "gauge",
+        "How long the oldest of them has waited; 0 when there is none.",
+        lambda spoke: spoke.reads.long_waits.longest_s(),
+    ),
+    Metric(
+        "headrace_spoke_read_timeouts",
+        "counter",
+        "Reads that ended in EIO because the read timeout passed without their bytes.",
+        lambda spoke: spoke.reads.long_waits.timeouts_total,
     ),
     Metric(
         "headrace_spoke_waiting_reads",

@@ -21,7 +21,7 @@ from common import limits
 from common.errors import HeadraceError, UsageError
 from common.terminal import exit_codes
 from spoke import hints
-from spoke.asking import ask
+from spoke.asking import Mountpoint, ask
 from spoke.fuse.mountpoint import locate
 from spoke.plan_file import LINE_MAX_BYTES, PlannedRange, read_plan_file
 from spoke.plan_message import Kind, encode_short
@@ -55,7 +55,7 @@ app = typer.Typer(
 @app.callback()
 def at_mountpoint(
     context: typer.Context,
-    mountpoint: Annotated[Path, typer.Argument(help="Where the dataset is mounted.", show_default=False)],
+    mountpoint: Mountpoint,
 ) -> None:
     context.obj = mountpoint
 

@@ -15,14 +15,19 @@ from enum import IntEnum
 
 from common import limits
 from common.errors import UsageError
+from spoke.insight.training import Mark
 
 MAGIC = b"HRPL"
 VERSION = 1
+MARKS_VERSION = 2
+"""The version that brought MARKS; the other kinds are said in version 1, so that older spokes take them."""
 COMMAND_BASE = 0xC0000000 | ord("H") << 8 | 1  # _IOC(_IOC_READ | _IOC_WRITE, 'H', 1, size), without the size
 _SIZE_BITS = 0x3FFF << 16
 
 _HEADER = struct.Struct("<4sBBBBIQQ")
 _COUNTS = struct.Struct("<II")
+_MARK = struct.Struct("<III")
+_UNSAID = 0xFFFFFFFF
 _PATH = struct.Struct("<HH")
 _COLUMN = struct.Struct("<BQQ")
 _ANSWER = struct.Struct("<4sBBHQQQ")
@@ -57,11 +62,12 @@ class Kind(IntEnum):
     STEPS = 1
     DROP = 2
     LOOK = 3
+    MARKS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PlanMessage:
-    """``files`` index ``paths``; the three columns are equally long. ``from_step``: steps said before this message."""
+    """``files`` index ``paths``; the three columns are equally long. ``from_step``: steps said before this message (of MARKS: marked)."""
 
     kind: Kind
     name: str
@@ -72,6 +78,8 @@ class PlanMessage:
     files: Sequence[int] = ()
     offsets_bytes: Sequence[int] = ()
     lengths_bytes: Sequence[int] = ()
+    rank: int | None = None
+    marks: Sequence[Mark] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +103,19 @@ def decode(data: bytes) -> PlanMessage:
     if len(data) < _HEADER.size or data[:4] != MAGIC:
         raise BadPlan(f"{len(data)} bytes that do not begin with {MAGIC!r} and a header of {_HEADER.size}: not a plan")
     _, version, kind, flags, name_size, size, token, from_step = _HEADER.unpack_from(data)
-    if version != VERSION:
-        raise PlanTooNew(f"a plan message of version {version}; this spoke reads version {VERSION}")
+    if version not in (VERSION, MARKS_VERSION):
+        raise PlanTooNew(
+            f"a plan message of version {version}; this spoke reads versions {VERSION} and {MARKS_VERSION}"
+        )
     if size > limits.PLAN_MESSAGE_MAX_BYTES:
         raise PlanMessageTooLarge(f"a message of {size} bytes; at most {limits.PLAN_MESSAGE_MAX_BYTES}: send several")
     if not _HEADER.size <= size <= len(data):
         raise BadPlan(f"a message of {size} bytes, by its header, in {len(data)}")
-    if kind not in (Kind.STEPS, Kind.DROP, Kind.LOOK):
-        raise BadPlan(f"a message of kind {kind}; there are 1 to 3")
+    most = Kind.LOOK if version == VERSION else Kind.MARKS
+    if not Kind.STEPS <= kind <= most:
+        raise BadPlan(f"a message of kind {kind}; there are 1 to {most} in version {version}")
     if flags & ~_LAST:
-        raise BadPlan(f"flags {flags:#x}; version {VERSION} has only bit 0")
+        raise BadPlan(f"flags {flags:#x}; version {version} has only bit 0")
     if from_step >= _VALUE_LIMIT:
         raise BadPlan(f"a message that begins at step {from_step}")
     reader = _Reader(data, _HEADER.size, size)
@@ -114,6 +125,10 @@ def decode(data: bytes) -> PlanMessage:
             f"a plan named {name[:80]!r}; names are 1 to {limits.PLAN_NAME_MAX_BYTES} ASCII letters, digits and ._:=+-"
         )
     head = Kind(kind), name.decode(), token, from_step, bool(flags & _LAST)
+    if kind == Kind.MARKS:
+        rank, marks = _marks(reader)
+        reader.finish()
+        return PlanMessage(*head, rank=rank, marks=marks)
     if kind != Kind.STEPS:
         reader.finish()
         return PlanMessage(*head)
@@ -149,6 +164,17 @@ class _Reader:
     def finish(self) -> None:
         if self._position != self._end:
             raise BadPlan(f"{self._end - self._position} bytes left over after the message")
+
+
+def _marks(reader: _Reader) -> tuple[int | None, list[Mark]]:
+    count, rank = reader.unpack(_COUNTS)
+    if count > limits.PLAN_MARKS_MAX:
+        raise PlanMessageTooLarge(f"{count} marks in one message; at most {limits.PLAN_MARKS_MAX}")
+    marks = [reader.unpack(_MARK) for _ in range(count)]
+    return None if rank == _UNSAID else rank, [
+        Mark(ago_us / 1e6, took_us / 1e6, None if wait_us == _UNSAID else wait_us / 1e6)
+        for ago_us, took_us, wait_us in marks
+    ]
 
 
 def _paths(reader: _Reader, count: int) -> list[bytes]:

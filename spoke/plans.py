@@ -107,13 +107,21 @@ class _Plan:
 class Plans:
     """All plans of one mount. ``follower`` None: nothing is fetched ahead, every plan is refused.
 
+    ``on_marks`` gets messages that mark training steps, and the thread that said them.
     ``message`` is for both ways in; call ``tend`` every few seconds. Everything runs in the event loop and returns at once.
     """
 
-    def __init__(self, tree: Tree, follower: Follows | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        follower: Follows | None,
+        clock: Callable[[], float],
+        on_marks: Callable[[PlanMessage, int], None] = lambda _message, _task_id: None,
+    ) -> None:
         self._tree = tree
         self._follower = follower
         self._clock = clock
+        self._on_marks = on_marks
         self._plans: dict[str, _Plan] = {}
         self._log_after_s: dict[str, float] = {}
         self._unlogged: Counter[str] = Counter()
@@ -130,13 +138,13 @@ class Plans:
 
     # --- the ways in -------------------------------------------------------------------------------------
 
-    def ioctl(self, command: int, data: bytes, out_size_bytes: int) -> tuple[int, bytes] | None:
+    def ioctl(self, command: int, data: bytes, out_size_bytes: int, task_id: int = 0) -> tuple[int, bytes] | None:
         """Answer an ioctl on ``.headrace/plan``: 0 or an errno below it, and bytes; None if its number is not ours."""
         if not is_plan_command(command):
             return None
         result, answer = 0, PlanAnswer()
         try:
-            answer = self.message(data)
+            answer = self.message(data, task_id)
         except HeadraceError as error:
             result, answer = -error.errno, self.room(str(error))
         return result, encode_answer(answer, out_size_bytes)
@@ -154,12 +162,15 @@ class Plans:
             result, answer = error.errno, self.room(str(error))
         return {"errno": result, **asdict(answer)}
 
-    def message(self, data: bytes) -> PlanAnswer:
-        """Take one message. Raises a HeadraceError with the reason, counted and logged, for one that is refused."""
+    def message(self, data: bytes, task_id: int = 0) -> PlanAnswer:
+        """Take one message of a thread (0: not known). Raises a HeadraceError, counted and logged, for one that is refused."""
         name = ""
         try:
             message = decode(data)
             name = message.name
+            if message.kind is Kind.MARKS:
+                self._on_marks(message, task_id)
+                return self.room()
             if self._follower is None:
                 raise PlansOff("this mount fetches nothing ahead (prefetch is off): plans have no use")
             return self._take(message, self._follower)
@@ -180,7 +191,7 @@ class Plans:
                 return self.room()
             case Kind.LOOK:
                 return self.room() if plan is None else self._answer(plan)
-            case Kind.STEPS:
+            case _:  # STEPS: marks do not come here
                 return self._grow(plan, message, follower)
 
     # --- steps -------------------------------------------------------------------------------------------

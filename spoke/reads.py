@@ -17,7 +17,8 @@ from common.log import get_logger
 from common.runtime import settle
 from spoke.cache.store import BlocksMissing, Store
 from spoke.fetcher import Fetcher
-from spoke.hub_client.single_flight import Want
+from spoke.hub_client.single_flight import Flight, Want
+from spoke.long_waits import LongWaits
 from spoke.namespace.tree import Node
 from spoke.prefetch.source import FAULT_BYTES
 
@@ -52,12 +53,33 @@ class ReadObserver(Protocol):
 
     def read(self, handle: Handle, task_id: int, offset_bytes: int, length_bytes: int, result: ReadResult) -> None: ...
     def stalled(self, handle: Handle, task_id: int, stall_s: float) -> None: ...
-    def slow(self, handle: Handle) -> None: ...
     def gone(self, handle: Handle) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """A read that waited for the hub, and the fetches it waited for; times on the daemon's clock. ``error``: how it failed, if it did."""
+
+    began_s: float
+    ended_s: float
+    offset_bytes: int
+    length_bytes: int
+    result: ReadResult
+    flights: Sequence[Flight]
+    error: str
+
+
+class WaitObserver(Protocol):
+    """Who keeps account of waits. Not called for reads that find their bytes."""
+
+    def wait_began(self, handle: Handle, task_id: int, began_s: float) -> int:
+        """Returns a token for the end."""
+
+    def wait_ended(self, token: int, handle: Handle, task_id: int, waited: Waited) -> None: ...
+
+
 class Reads:
-    """``read_timeout_s``: how long a read may wait for the hub before EIO; 0 waits for ever."""
+    """``read_timeout_s``: how long a read may wait for the hub before EIO; 0 waits for ever. ``waits``: who keeps account of waits."""
 
     def __init__(
         self,
@@ -67,17 +89,26 @@ class Reads:
         clock: Callable[[], float],
         *,
         read_timeout_s: float,
+        long_waits: LongWaits | None = None,
+        waits: WaitObserver | None = None,
     ) -> None:
+        self.long_waits = long_waits or LongWaits(clock)
+        self.names_in_doubt: Callable[[], str] = lambda: ""
+        """What a suspicious hub announced; empty when it is believed."""
+        self._told_doubt = ""
         self._store = store
         self._fetcher = fetcher
         self._recent = fetcher.recent
         self._observer = observer
         self._clock = clock
         self._read_timeout_s = read_timeout_s
+        self._waits = waits
         self._next_id = 1
         self.waiting = 0
         """Reads that wait for the hub now."""
         self.open_handles = 0
+        self.lent_handles = 0
+        """Those of them whose reads are the kernel's own."""
 
     def open(self, node: Node, task_id: int) -> Handle:
         handle = Handle(self._next_id, node.path(), node.entry.version, node.entry.size_bytes)
@@ -89,6 +120,7 @@ class Reads:
     def release(self, handle: Handle) -> None:
         self.open_handles -= 1
         if handle.borrowed:
+            self.lent_handles -= 1
             self._store.return_fd(handle.version)
         self._observer.closed(handle)
 
@@ -101,6 +133,7 @@ class Reads:
         except BlocksMissing:  # its file cannot be opened now (descriptors): the plain path serves it
             return None
         handle.borrowed = True
+        self.lent_handles += 1
         self._observer.lent(handle)
         return fd
 
@@ -158,29 +191,44 @@ class Reads:
         arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         want = Want(blocks, offset_bytes, length_bytes, lambda error: settle(arrival, error))
         self.waiting += 1
-        slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self._warn_slow, handle, offset_bytes)
+        wait = self.long_waits.begin(handle.path, offset_bytes)
+        slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self.long_waits.grew_long, wait)
+        well = False
+        token, failure = 0, ""
+        flights: tuple[Flight, ...] = ()
+        result: ReadResult = "miss"
         try:
             late = self._fetcher.demand(handle.version, handle.size_bytes, want, missing, deadline_s=deadline_s)
-            result: ReadResult = "hit" if not want.missing else "late" if late else "miss"
+            result = "hit" if not want.missing else "late" if late else "miss"
+            if self._waits is not None and want.missing:
+                token, flights = self._waits.wait_began(handle, task_id, started_s), tuple(want.flights)
             self._observer.read(handle, task_id, offset_bytes, length_bytes, result)
             async with asyncio.timeout(timeout_s or None):
                 await self._fill_from_cache(handle, want, missing, deadline_s)
                 want.release_hold()
                 await arrival
+            well = True
         except TimeoutError:
             error = DeadlineExceeded(f"no data from the hub within the read timeout of {self._read_timeout_s:g} s")
-            self._log_failure(handle, offset_bytes, error)
+            self.long_waits.timed_out(wait, error)
+            failure = str(error)
             if timeout_s == self._read_timeout_s:
                 self._note_given_up(handle, blocks)
             raise error from None
         except HeadraceError as error:
+            failure = str(error)
             self._log_failure(handle, offset_bytes, error)
             raise
         finally:
             slow.cancel()
+            self.long_waits.ended(wait, well=well)
             self.waiting -= 1
             self._fetcher.give_up(want)
-            self._observer.stalled(handle, task_id, self._clock() - started_s)
+            ended_s = self._clock()
+            self._observer.stalled(handle, task_id, ended_s - started_s)
+            if self._waits is not None and token:
+                waited = Waited(started_s, ended_s, offset_bytes, length_bytes, result, flights, failure)
+                self._waits.wait_ended(token, handle, task_id, waited)
         self._store.touch(handle.version, handle.size_bytes, offset_bytes, length_bytes)
         return want.buffer
 
@@ -190,9 +238,11 @@ class Reads:
         When its readahead fails the kernel asks at once for the first page alone, and the reader still waits: without
         this it would wait twice. Once for each failure, so that a reader who tries again by himself has all the time.
         """
-        for at_s, failed in handle.gave_up:
+        for given_up in handle.gave_up:
+            at_s, failed = given_up
             if now_s - at_s < limits.READ_ASKED_AGAIN_S and subtract([blocks], failed) != [blocks]:
-                handle.gave_up = ()
+                # Only this one: other readers of the same open file are asked for again just now, too.
+                handle.gave_up = tuple(other for other in handle.gave_up if other is not given_up)
                 return min(limits.READ_ASKED_AGAIN_TIMEOUT_S, self._read_timeout_s)
         return self._read_timeout_s
 
@@ -222,16 +272,13 @@ class Reads:
             else:
                 want.fill(part.first_block, memoryview(data))
 
-    def _warn_slow(self, handle: Handle, offset_bytes: int) -> None:
-        log.warning(
-            "a read waits for the hub", path=handle.path, offset_bytes=offset_bytes, waited_s=limits.SLOW_READ_AFTER_S
-        )
-        self._observer.slow(handle)
-
     def _log_failure(self, handle: Handle, offset_bytes: int, error: HeadraceError) -> None:
         error.logged = True
         if isinstance(error, StaleVersion):
             self._observer.gone(handle)
+            if doubt := self.names_in_doubt():
+                self._log_doubted(handle, offset_bytes, doubt)
+                return
             log.warning(
                 "an open file changed at the hub and its old bytes are not cached; the reader gets ESTALE, a new open gets the new file",
                 path=handle.path,
@@ -241,4 +288,16 @@ class Reads:
         else:
             log.error(
                 "a read failed", path=handle.path, offset_bytes=offset_bytes, error=str(error), code=error.wire_code
+            )
+
+    def _log_doubted(self, handle: Handle, offset_bytes: int, doubt: str) -> None:
+        """Once for each thing announced: every read of what is not cached fails until the hub has the files again."""
+        if doubt != self._told_doubt:
+            self._told_doubt = doubt
+            log.error(
+                "the hub, which is suspicious, has not got a file that is still shown, and its blocks are not cached: such reads get "
+                "ESTALE until it has",
+                path=handle.path,
+                offset_bytes=offset_bytes,
+                seen=doubt,
             )

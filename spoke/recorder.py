@@ -151,8 +151,5 @@ class Recording:
         self._recorder.add(STALL, handle=handle.handle_id, task=task_id, offset=int(stall_s * 1e6))
         self._inner.stalled(handle, task_id, stall_s)
 
-    def slow(self, handle: Handle) -> None:
-        self._inner.slow(handle)
-
     def gone(self, handle: Handle) -> None:
         self._inner.gone(handle)

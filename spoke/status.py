@@ -20,14 +20,20 @@ def render(facts: Mapping[str, Any]) -> str:
     lines = [
         f"{facts['mountpoint']}  {facts['dataset']} from {hub['address']}  (spoke {facts['version']}, pid {facts['pid']}, "
         f"up {facts['uptime_s']:.0f} s)",
-        f"  hub        {'linked' if hub['connected'] else 'NOT LINKED: ' + str(hub['error'])}, {len(hub['links'])} links, "
+        f"  phase      {facts['phase']['name']}: {facts['phase']['why']}",
+        f"  hub        {'linked' if hub['connected'] else 'NOT LINKED: ' + hub['in_words']}, {len(hub['links'])} links, "
         f"round trip {rtt}, best rate {format_rate(hub['rate_bytes_per_s'])}",
         f"  names      {names['entries']} names, {format_size(names['file_bytes'])}, revision {names['revision']}, "
         + (f"pinned to {names['pinned']}" if names["pinned"] else f"confirmed {stale}"),
         f"  cache      {format_size(cache['used_bytes'])} of {format_size(cache['capacity_bytes'])} in {cache['directory']}, "
         f"{format_size(cache['evicted_bytes'])} evicted, {cache['corrupt_blocks']} corrupt blocks",
         f"  reads      {total_reads} ({hit_rate} without waiting), {reads['stall_s']:.1f} s waited for the hub, "
-        f"{reads['waiting']} waiting now",
+        f"{reads['waiting']} waiting now"
+        + (
+            f", {reads['waiting_long']} of them for up to {reads['longest_wait_s']:.0f} s"
+            if reads["waiting_long"]
+            else ""
+        ),
         f"  data path  {'passthrough' if path['passthrough'] else 'plain: ' + path['reason']}, "
         f"{path['passthrough_opens']} of {reads['opens']} opens by the kernel itself",
         f"  prefetch   {format_size(prefetch['asked_bytes'])} asked, {format_size(prefetch['used_bytes'])} used, "
@@ -36,6 +42,9 @@ def render(facts: Mapping[str, Any]) -> str:
         + (f"; {ahead['wished_kib']} KiB would be better, but {ahead['failure']}" if ahead["failure"] else ""),
         f"  WAN        {format_size(hub['received_bytes'])} received",
     ]
+    stalls = facts["stalls"]
+    lines.extend(f"  stalls     {said}" for said in stalls["said"][:3])
+    lines.extend(f"  training   {_training(job)}" for job in facts["training"][:8])
     pins = facts["pins"]
     if pins["path_count"] or pins["failure"]:
         left = f", {pins['left_out_files']} files fit no more" if pins["left_out_files"] else ""
@@ -55,3 +64,29 @@ def render(facts: Mapping[str, Any]) -> str:
               if entry["source"] != "default"]  # fmt: skip
     lines.append(f"  settings   {', '.join(chosen) if chosen else 'all default'}")
     return "\n".join(lines)
+
+
+def render_loss(loss: Mapping[str, Any]) -> str:
+    """What accepting a loss would take away, as the spoke's command ``loss`` tells it."""
+    more = loss["files"] - len(loss["examples"])
+    lines = [
+        str(loss["suspicious"]),
+        f"  lost would be {loss['files']} files of {format_size(loss['file_bytes'])}, of which {format_size(loss['cached_bytes'])} "
+        f"are cached here, and {loss['others']} directories and links",
+        *(f"    {path}" for path in loss["examples"]),
+        *([f"    and {more} more"] if more else []),
+    ]
+    return "\n".join(lines)
+
+
+def _training(job: Mapping[str, Any]) -> str:
+    recent = job["recent"]
+    if recent["step_s_median"] is None:
+        return f"{job['who']}: no step yet"
+    waited, stalled = recent["data_wait_share"], recent["mount_stall_share"]
+    return (
+        f"{job['who']}: {job['steps']} steps, {recent['step_s_median']:.3g} s each, "
+        + ("" if waited is None else f"{100 * waited:.1f} % without data, ")
+        + ("" if stalled is None else f"{100 * stalled:.1f} % stalled at this mount ")
+        + f"(the last {recent['steps']})"
+    )

@@ -18,11 +18,10 @@ from common.errors import UsageError
 from common.terminal import exit_codes
 from common.units import format_size, parse_rate, parse_size
 from spoke import control
-from spoke.asking import ask, explained
+from spoke.asking import Mountpoint, ask, explained
 from spoke.fuse.mountpoint import locate
 from spoke.places import runtime_dir
 
-Mountpoint = Annotated[Path, typer.Argument(help="Where the dataset is mounted.", show_default=False)]
 Paths = Annotated[list[str] | None, typer.Argument(help="Files or directories below the mount.")]
 
 

@@ -31,6 +31,8 @@ class Reclaimer:
         self._released = asyncio.Event()
         self._condemned: list[CachedFile] = []
         self.evicted_bytes_total = 0
+        self.making_room: tuple[bytes, bool] | None = None
+        """While something is evicted: the version it goes for (empty: the disk's limit), and whether no name has the victim any more."""
 
     @property
     def _ledger(self) -> Ledger:
@@ -41,14 +43,14 @@ class Reclaimer:
         self._ledger.look(space)
         self._shelf.policy.set_capacity(self._ledger.capacity_bytes)
 
-    async def reserve(self, need_bytes: int, need_inodes: int) -> None:
-        """Set ``need_bytes`` aside, evicting until they fit. Raises CacheWriteError when they cannot."""
+    async def reserve(self, need_bytes: int, need_inodes: int, version: bytes = b"") -> None:
+        """Set ``need_bytes`` aside for blocks of ``version``, evicting until they fit. Raises CacheWriteError when they cannot."""
         for _ in range(CACHE_EVICT_ROUNDS_MAX):
             async with self._lock:
                 if self._ledger.excess_bytes(need_bytes) <= 0 and self._ledger.excess_inodes(need_inodes) <= 0:
                     self._ledger.reserve(need_bytes, need_inodes)
                     return
-                if await self._evict_batch(self._ledger.excess_bytes(need_bytes), need_inodes):
+                if await self._evict_batch(self._ledger.excess_bytes(need_bytes), need_inodes, version):
                     continue
                 if not self._ledger.reserved_bytes:
                     break
@@ -93,7 +95,7 @@ class Reclaimer:
                 self._condemned.append(file)
         return len(self._condemned)
 
-    async def _evict_batch(self, excess_bytes: int, need_inodes: int) -> bool:
+    async def _evict_batch(self, excess_bytes: int, need_inodes: int, version: bytes = b"") -> bool:
         """Free about ``excess_bytes``, at least a batch's slack, at most a few MiB. False when there was nothing to free."""
         batch_bytes = min(CACHE_EVICT_BATCH_BYTES, self._ledger.capacity_bytes // _BATCHES_OF_CAPACITY)
         want_bytes = min(max(excess_bytes, 0) + batch_bytes, max(excess_bytes, CACHE_EVICT_BATCH_BYTES))
@@ -103,6 +105,7 @@ class Reclaimer:
         jobs: set[asyncio.Task[None]] = set()
         while freed_bytes < want_bytes:
             victim = self._take_condemned()
+            self.making_room = version, victim is not None
             if victim is not None:
                 freed_bytes += victim.charged_bytes
                 jobs.add(self._shelf.remove(victim))
@@ -111,6 +114,7 @@ class Reclaimer:
                 if evicted_bytes is None:
                     break
                 freed_bytes += evicted_bytes
+        self.making_room = None
         self.evicted_bytes_total += freed_bytes
         if jobs:
             await asyncio.wait(jobs)

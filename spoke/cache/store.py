@@ -49,10 +49,11 @@ from spoke.cache.writer import BlockWriter
 
 log = get_logger(__name__)
 
-__all__ = ["BlocksMissing", "CacheState", "Store", "Usage"]
+__all__ = ["BlocksMissing", "CacheState", "Held", "Store", "Usage"]
 
 CacheState = Literal["absent", "partial", "whole", "verified"]
 _SCRATCH_BYTES = EXTENT_BYTES  # the largest READ the kernel sends
+_MAP_LOOKS = 16  # at one part of a map: 24 files of 48 parts are some 20 ms
 _BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 _EXTENT_SHIFT = (BLOCK_BYTES * EXTENT_BLOCKS).bit_length() - 1
 
@@ -71,6 +72,19 @@ class Usage:
     read_errors_total: int
     write_errors_total: int
     bypass: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is on disk of one version. ``state``: partial, whole, verified, or unchecked: not looked at since the start.
+
+    ``pinned``: also when the kernel reads it by itself now.
+    """
+
+    cached_bytes: int
+    disk_bytes: int
+    state: str
+    pinned: bool
 
 
 class Store:
@@ -191,6 +205,12 @@ class Store:
         file = self._find(version, size_bytes) if size_bytes else None
         return 0 if file is None else min(size_bytes, loaded(file).present_count * BLOCK_BYTES)
 
+    @property
+    def making_room(self) -> tuple[bytes, bool] | None:
+        """Within ``on_gone``: for which version blocks are evicted (empty: to keep the disk's limit), and whether no name has theirs any
+        more; None when they go for another reason."""
+        return self._reclaim.making_room
+
     def foresee(self, next_use: NextUse | None) -> None:
         """Evict by what ``next_use`` tells of the future, while it is not None."""
         self._policy.next_use = next_use
@@ -211,6 +231,38 @@ class Store:
 
     def _find(self, version: bytes, size_bytes: int) -> CachedFile | None:
         return None if self._closed else self._shelf.find(version, size_bytes)
+
+    def held(self, version: bytes) -> Held | None:
+        """What is on disk of a version, without a look at the disk; of one not asked for since the start ``cached_bytes`` is a guess."""
+        file = self._shelf.files.get(version)
+        if file is None:
+            return None
+        pinned = version in self._shelf.pins
+        blocks = file.blocks
+        if blocks is None:
+            return Held(min(file.size_bytes, file.charged_bytes), file.charged_bytes, "unchecked", pinned)
+        cached_bytes = min(file.size_bytes, blocks.present_count * BLOCK_BYTES)
+        state = "partial" if not blocks.is_whole else "verified" if blocks.is_verified else "whole"
+        return Held(cached_bytes, file.charged_bytes, state, pinned)
+
+    def versions(self) -> list[bytes]:
+        """All of which something is on disk."""
+        return list(self._shelf.files)
+
+    def map_of(self, version: bytes, size_bytes: int, cells: int) -> list[float]:
+        """For each of ``cells`` equal parts of a file how much of it is cached, 0 to 1; of a large part a sample is looked at."""
+        file = self._find(version, size_bytes) if size_bytes else None
+        if file is None:
+            return [0.0] * cells
+        blocks = loaded(file)
+        shares = []
+        for cell in range(cells):
+            first, end = (cell * blocks.block_count // cells, (cell + 1) * blocks.block_count // cells)
+            end = max(end, first + 1)
+            step = max(1, (end - first) // _MAP_LOOKS)
+            looks = range(first, end, step)
+            shares.append(1 - sum(bool(blocks.missing(BlockRange(at, 1))) for at in looks) / len(looks))
+        return shares
 
     # --- reading -----------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class BlockWriter:
         overhead_bytes = WRITE_OVERHEAD_BYTES if file.on_disk else FILE_OVERHEAD_BYTES
         need_bytes = new_count * BLOCK_BYTES + overhead_bytes * len(extents_of(blocks))
         need_inodes = 0 if file.on_disk else _FILE_INODES
-        await self._reclaim.reserve(need_bytes, need_inodes)
+        await self._reclaim.reserve(need_bytes, need_inodes, file.version)
         try:
             space = await self._write_to_disk(file, blocks, pieces, digests, need_bytes)
             if file.removed:

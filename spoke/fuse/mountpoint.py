@@ -26,6 +26,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -134,6 +135,23 @@ def _unescape(field: bytes) -> str:
     return os.fsdecode(_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), field))
 
 
+def mount_above(path: str) -> tuple[str, str] | None:
+    """(mountpoint of ours, path below it) of a path, links followed only where it needs them and for a bounded time; or None."""
+    ours = {entry.path for entry in parse_mountinfo(Path("/proc/self/mountinfo").read_bytes()) if entry.is_ours}
+    ways: tuple[Callable[[str], str], ...] = (os.path.abspath, os.path.realpath)
+    for whole_of in ways:
+        try:
+            whole = bounded(partial(whole_of, path), FUSE_ANSWER_TIMEOUT_S)
+        except (TimeoutError, OSError):
+            return None
+        here = whole
+        while here not in ours and here != "/":
+            here = os.path.dirname(here)
+        if here in ours:
+            return here, os.path.relpath(whole, here)
+    return None
+
+
 def mounts_at(path: str) -> list[MountEntry]:
     """What is mounted exactly at a resolved path, the topmost last. Touches no file system but /proc."""
     return [entry for entry in parse_mountinfo(Path("/proc/self/mountinfo").read_bytes()) if entry.path == path]
@@ -174,6 +192,18 @@ def _start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a disk", "Z": "dead", "X": "dead"}
+
+
+def process_state(pid: int) -> str:
+    """Of a process, in a word or two."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "gone"
+    return _STATES.get(letter, "running")
 
 
 def _boot_id() -> str:

@@ -441,14 +441,14 @@ class Operations(Generic[HandleT]):
         room_bytes = kernel.GETXATTR_IN.unpack_from(body)[0]
         return _fit(b"".join(name + b"\0" for name in self._extended(node_id)), room_bytes)
 
-    def _ioctl(self, node_id: int, body: memoryview, _task_id: int) -> Reply:
+    def _ioctl(self, node_id: int, body: memoryview, task_id: int) -> Reply:
         virtual_file = self._virtual.file(node_id)
         if virtual_file is None or virtual_file.ioctl is None:
             return errno.ENOTTY  # TCGETS of every Python open(), mostly
         request = kernel.parse_ioctl(body)
         if request.command == kernel.TCGETS:
             return errno.ENOTTY
-        answered = virtual_file.ioctl(request.command, request.data, request.out_size_bytes)
+        answered = virtual_file.ioctl(request.command, request.data, request.out_size_bytes, task_id)
         if answered is None:
             return errno.ENOTTY
         result, answer = answered

@@ -21,14 +21,14 @@ _INODE_NUMBER_BASE = 1 << 62  # far from the tree's serials
 
 @dataclass(frozen=True, slots=True)
 class VirtualFile:
-    """``content``: the bytes of one open. ``ioctl(command, data, out_size_bytes)``: what the call returns (0, or an errno below
+    """``content``: the bytes of one open. ``ioctl(command, data, out_size_bytes, task_id)``: what the call returns (0, or an errno below
     it) and the answer's bytes, which the caller gets in both cases; or None for ENOTTY.
 
     Both are called in the event loop and must return at once; a HeadraceError becomes the caller's errno.
     """
 
     content: Callable[[], bytes]
-    ioctl: Callable[[int, bytes, int], tuple[int, bytes] | None] | None = None
+    ioctl: Callable[[int, bytes, int, int], tuple[int, bytes] | None] | None = None
 
 
 class VirtualDirectory:

@@ -7,6 +7,7 @@ A request outlives the link it went out on: when that link dies, what has not ar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ from common.wire.messages import (
     Welcome,
 )
 from spoke.hub_client import sizing
+from spoke.hub_client.addresses import Addresses
 from spoke.hub_client.checks import Checks
 from spoke.hub_client.links import Link
 
@@ -78,6 +80,7 @@ class Request:
     link: Link | None = None
     request_id: int = 0
     sent_s: float = 0.0
+    sends: int = 0
     unpacking: int = 0
     done: bool = False
 
@@ -101,6 +104,7 @@ class HubClient:
     ) -> None:
         self._host = host
         self._port = port
+        self._addresses = Addresses(host, port)
         self._hello = hello
         self._bulk_links = bulk_links
         self._receive_buffer_bytes = sizing.receive_buffer_bytes()
@@ -123,6 +127,13 @@ class HubClient:
         self._looked_at_s = clock()
         self._looked_at: dict[Link, int] = {}
         self._closing = False
+        self._waited_for = asyncio.Event()
+        self._told_no_link = False
+        self._lost: list[str] = []
+        self._tell_lost: asyncio.TimerHandle | None = None
+        self.away_since_s: float | None = clock()
+        """Since when there has been no link at all; None while there is one."""
+        self._was_away_s = 0.0
         self.last_error: HeadraceError | None = None
         self.dials_total = 0
         self._closed_links_bytes = 0
@@ -164,6 +175,8 @@ class HubClient:
         """Fail what is open, say GOODBYE on every link and end within about CLOSE_GRACE_S."""
         self._closing = True
         error = HubUnreachable("the spoke stops")
+        if self._tell_lost is not None:
+            self._tell_lost.cancel()
         await cancel_and_wait(self._liveness, *self._keepers)
         for link in self._links:
             for request in [found for found in link.requests.values() if isinstance(found, Request)]:
@@ -183,22 +196,43 @@ class HubClient:
             gone = self._link_gone[link] = asyncio.Event()
             try:
                 self.dials_total += 1
-                await link.open(self._host, self._port)
+                address = await self._addresses.find()
+                try:
+                    await link.open(address)
+                except HubUnreachable:
+                    self._addresses.failed(address)
+                    raise
                 backoff.reset()
                 self._link_up(link)
                 await gone.wait()
             except HeadraceError as error:
-                self._note_failure(role, error, backoff.failures)
+                self._note_failure(role, error)
             finally:
                 if not (self._closing and link.is_open):  # else close() still has to say goodbye on it
                     link.close(HubUnreachable("the spoke dropped the link"))
                 self._link_gone.pop(link, None)
-            await asyncio.sleep(backoff.next_delay_s(self._dice))
+            await self._pause(backoff.next_delay_s(self._dice))
 
-    def _note_failure(self, role: str, error: HeadraceError, failures: int) -> None:
+    async def _pause(self, delay_s: float) -> None:
+        """Between two dials; cut short when a reader begins to wait meanwhile."""
+        ended_s = self._clock() + delay_s
+        if not self._is_waited_for:
+            self._waited_for.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._waited_for.wait()
+        await asyncio.sleep(min(ended_s - self._clock(), limits.REDIAL_WAITED_FOR_S * self._dice.uniform(0.5, 1.0)))
+
+    @property
+    def _is_waited_for(self) -> bool:
+        """A reader waits, and there is no link on which to ask."""
+        return not self._links and any(request.priority is Priority.DEMAND for _, _, request in self._waiting)
+
+    def _note_failure(self, role: str, error: HeadraceError) -> None:
         self.last_error = error
-        if failures == 0 and role == "control":
-            log.warning("no link to the hub", hub=f"{self._host}:{self._port}", error=str(error))
+        if role == "control" and not self._told_no_link:
+            self._told_no_link = True  # once for each time that there is none
+            log.warning("no link to the hub; dialling goes on", hub=f"{self._host}:{self._port}", error=str(error))
         if isinstance(error, (UsageError, PeerError)) and not error.retryable and not self._contact.done():
             self._contact.set_exception(error)
             self._contact.exception()  # retrieved: nobody need be waiting
@@ -262,6 +296,13 @@ class HubClient:
     def connected(self) -> bool:
         """The control link is up (the feed flows)."""
         return any(link.role == "control" and link.is_open for link in self._links)
+
+    def in_words(self) -> str:
+        """How it stands with the hub, for the log and for ``status``."""
+        if self.away_since_s is not None:
+            return f"no link for {self._clock() - self.away_since_s:.0f} s: {self.last_error or 'no answer yet'}"
+        quiet_s = self._clock() - max((link.last_heard_s for link in self._links), default=self._clock())
+        return f"{len(self._links)} links, last heard {quiet_s:.1f} s ago"
 
     @property
     def welcome(self) -> Welcome | None:
@@ -349,6 +390,8 @@ class HubClient:
 
     def _enqueue(self, request: Request) -> None:
         heapq.heappush(self._waiting, (request.priority, next(self._sequence), request))
+        if not self._links and request.priority is Priority.DEMAND:
+            self._waited_for.set()
 
     def _dispatch(self) -> None:
         while self._waiting:
@@ -377,6 +420,7 @@ class HubClient:
         request.link = link
         request.request_id = link.new_request_id()
         request.sent_s = self._clock()
+        request.sends += 1
         link.requests[request.request_id] = request
         link.outstanding_bytes += _byte_count(request)
         link.send(
@@ -405,6 +449,9 @@ class HubClient:
 
     def _link_up(self, link: Link) -> None:
         self._links.append(link)
+        self._waited_for.clear()
+        if self.away_since_s is not None:
+            self._was_away_s, self.away_since_s = self._clock() - self.away_since_s, None
         self.last_error = None
         if link.rtt_s is not None and (self._rtt_s is None or link.rtt_s < self._rtt_s):
             self._rtt_s = link.rtt_s
@@ -412,7 +459,9 @@ class HubClient:
         if not self._contact.done():
             self._contact.set_result(None)
         if link.role == "control":
-            log.info("linked to the hub", hub=f"{self._host}:{self._port}", dataset=self._hello.dataset)
+            self._told_no_link = False
+            log.info("linked to the hub", hub=f"{self._host}:{self._port}", dataset=self._hello.dataset,
+                     away_s=round(self._was_away_s, 1))  # fmt: skip
             self.checks.link_up(link)
             self._follower.feed_up(link)
         self._dispatch()
@@ -482,9 +531,9 @@ class HubClient:
         self._links.remove(link)
         self._closed_links_bytes += link.received_bytes
         self.last_error = error
-        (log.debug if self._closing else log.warning)(
-            "link to the hub lost", link=link.role, error=str(error), requests=len(link.requests)
-        )
+        if not self._links:
+            self.away_since_s = self._clock()
+        self._note_loss(link, error)
         if link.role == "control":
             self.checks.link_lost(link)
             self._follower.feed_lost(link)
@@ -496,6 +545,19 @@ class HubClient:
             else:
                 self._fail(request, error)
         self._dispatch()
+
+    def _note_loss(self, link: Link, error: HeadraceError) -> None:
+        """Those that are lost together make one line."""
+        if self._closing:
+            return
+        self._lost.append(f"{link.role}: {error}")
+        if self._tell_lost is None:
+            loop = asyncio.get_running_loop()
+            self._tell_lost = loop.call_later(limits.LINKS_LOST_TOLD_AFTER_S, self._say_lost)
+
+    def _say_lost(self) -> None:
+        lost, self._lost, self._tell_lost = self._lost, [], None
+        log.warning("links to the hub lost", lost=len(lost), left=len(self._links), error=lost[0])
 
     def _open_link(self, role: str) -> Link | None:
         return next((link for link in self._links if link.role == role and link.is_open), None)

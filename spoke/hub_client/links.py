@@ -18,6 +18,7 @@ from common.tcp import tune, wake_at
 from common.units import format_address
 from common.wire.connection import Closed, Connection, Role
 from common.wire.messages import Error, Goodbye, Hello, Message, Ping, Pong, Welcome
+from spoke.hub_client.addresses import Address
 
 log = get_logger(__name__)
 
@@ -57,28 +58,29 @@ class Link(asyncio.BufferedProtocol):
         """As last measured by the owner: how much may be waited for at once."""
         self._wake_at_bytes = 1
         self._pings: dict[int, float] = {}
+        self._ping_received_bytes = 0
+        """What had come when the oldest ping that is unanswered was sent."""
         self._next_token = 1
 
     # --- life --------------------------------------------------------------------------------------------
 
-    async def open(self, host: str, port: int) -> Welcome:
+    async def open(self, address: Address) -> Welcome:
         """Dial and shake hands. Raises HubUnreachable, DeadlineExceeded, or what the hub answered (UnknownDataset, …)."""
         loop = asyncio.get_running_loop()
+        host, port = str(address.sockaddr[0]), int(address.sockaddr[1])
         self._address = format_address(host, port)
         try:
             async with asyncio.timeout(limits.DIAL_TIMEOUT_S):
-                await loop.create_connection(lambda: self, host, port)
+                await loop.create_connection(lambda: self, host, port, family=address.family)
         except TimeoutError:
-            raise HubUnreachable(
-                f"no answer from {format_address(host, port)} within {limits.DIAL_TIMEOUT_S:g} s"
-            ) from None
+            raise HubUnreachable(f"no answer from {self._address} within {limits.DIAL_TIMEOUT_S:g} s") from None
         except OSError as error:
-            raise HubUnreachable(f"cannot reach {format_address(host, port)}: {error.strerror or error}") from None
+            raise HubUnreachable(f"cannot reach {self._address}: {error.strerror or error}") from None
         try:
             async with asyncio.timeout(limits.HELLO_TIMEOUT_S):
                 return await asyncio.shield(self._ready)
         except TimeoutError:
-            silent = DeadlineExceeded(f"{format_address(host, port)} took the connection but did not answer HELLO")
+            silent = DeadlineExceeded(f"{self._address} took the connection but did not answer HELLO")
             self.close(silent)
             raise silent from None
 
@@ -148,9 +150,15 @@ class Link(asyncio.BufferedProtocol):
         if not self.is_open:
             return
         quiet_s = now_s - self.last_heard_s
+        waited_s = now_s - next(iter(self._pings.values()), now_s)
+        brought_bytes = self.received_bytes - self._ping_received_bytes
         if self._pings and quiet_s > limits.LINK_DEAD_AFTER_S:
             self.close(HubUnreachable(f"nothing heard from the hub for {quiet_s:.1f} s"))
+        elif waited_s > limits.LINK_DEAD_AFTER_S and brought_bytes < waited_s * limits.LINK_CRAWL_BYTES_PER_S:
+            self.close(HubUnreachable(f"the hub sent {brought_bytes} bytes in {waited_s:.1f} s and answers no ping"))
         elif len(self._pings) < limits.LINK_MAX_PINGS:
+            if not self._pings:
+                self._ping_received_bytes = self.received_bytes
             self._pings[self._next_token] = now_s
             self.send(Ping(self._next_token))
             self._next_token += 1
@@ -217,6 +225,7 @@ class Link(asyncio.BufferedProtocol):
             self.send(Pong(message.token))
         elif isinstance(message, Pong):
             sent_s = self._pings.pop(message.token, None)
+            self._ping_received_bytes = self.received_bytes
             if sent_s is not None:
                 self.rtt_s = self._clock() - sent_s
         elif isinstance(message, Error) and request_id == 0:

@@ -94,7 +94,8 @@ class Want:
 class Flight:
     """``wants``: who waits. ``prefetched``: it was started before anybody did. ``tries``: times it was asked for.
 
-    ``ahead_bytes``: what of it counts as prefetch under way (the owner keeps it).
+    ``ahead_bytes``: what of it counts as prefetch under way (the owner keeps it). ``asked_s``, ``sent_s``, ``landed_s``, ``sends``: when it
+    was asked for, last went out, last brought something, and how often it went out (the owner keeps these too, for ``explain``).
     """
 
     version: bytes
@@ -106,6 +107,10 @@ class Flight:
     tries: int = 0
     request: Any = None
     ahead_bytes: int = 0
+    asked_s: float = 0.0
+    sent_s: float = 0.0
+    landed_s: float = 0.0
+    sends: int = 0
 
     @property
     def extent_index(self) -> int:

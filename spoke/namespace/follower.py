@@ -19,6 +19,7 @@ from common.runtime import cancel_and_wait
 from common.wire.messages import PIN, Subscribe, Welcome
 from spoke.namespace.journal import Journal
 from spoke.namespace.replica import FeedMessage, Outcome, Replica
+from spoke.namespace.suspicion_record import keep
 from spoke.namespace.tree import Invalidation
 
 log = get_logger(__name__)
@@ -65,6 +66,7 @@ class Follower:
         self.refusal: HeadraceError | None = None
         """Why the hub will not give the tree that is asked for; asking again does not help."""
         self._collector_held = False
+        self._kept_suspicion = replica.suspicious
 
     def start(self) -> None:
         self.task = asyncio.create_task(self._run(), name="replica follower")
@@ -142,9 +144,11 @@ class Follower:
             if self._accept_wanted:
                 self._accept_wanted = False
                 await self._do(replica.accept(self._clock()))
+                await self._keep_suspicion()
             self._subscribe()
             while self._backlog and self._link is not None:
                 await self._take(self._link, self._backlog.popleft())
+                await self._keep_suspicion()
                 self._hold_collector(replica.is_building)
                 await asyncio.sleep(0)  # let reads go in between
                 if self._paused and len(self._backlog) < limits.FEED_BACKLOG_MAX // 2:
@@ -175,6 +179,20 @@ class Follower:
             await asyncio.sleep(0)  # let reads go in between
             outcome = self._replica.proceed(self._clock())
         self._subscribe()
+
+    async def _keep_suspicion(self) -> None:
+        """A restart must not forget that the hub is suspicious."""
+        suspicion = self._replica.suspicious
+        if suspicion is self._kept_suspicion:
+            return
+        self._kept_suspicion = suspicion
+        try:
+            await asyncio.to_thread(keep, self._journal.directory, suspicion)
+        except OSError as error:
+            log.error(
+                "that the hub is suspicious, or no more, cannot be kept on disk; a restart judges anew",
+                error=str(error),
+            )
 
     def _hold_collector(self, hold: bool) -> None:
         """A million new objects would make the garbage collector walk all of them again and again, to find nothing."""

@@ -7,17 +7,18 @@ the tree stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from common import limits
+from common.entries import Kind
 from common.errors import ProtocolError
 from common.log import get_logger
 from common.wire.messages import Changes, Heartbeat, SnapshotPage, Subscribe
 from spoke.namespace.pin import Pin
 from spoke.namespace.resync import StagedSnapshot
-from spoke.namespace.suspicion import Suspicion, could_lose_much, forecast, is_suspicious
+from spoke.namespace.suspicion import Losses, Suspicion, could_lose_much, forecast, gone_and_come, is_suspicious
 from spoke.namespace.tree import Invalidation, SequenceBroken, Tree
 
 log = get_logger(__name__)
@@ -58,12 +59,15 @@ class Replica:
     ``suspicious``: what the hub announced and was not believed, or None; the tree is then the old one.
     """
 
-    def __init__(self, tree: Tree, pin: Pin | None = None, *, pin_reached: bool = False) -> None:
-        """``pin``: stay at one revision; ``pin_reached``: ``tree`` is the one it asks for."""
+    def __init__(
+        self, tree: Tree, pin: Pin | None = None, *, pin_reached: bool = False, suspicious: Suspicion | None = None
+    ) -> None:
+        """``pin``: stay at one revision; ``pin_reached``: ``tree`` is the one it asks for. ``suspicious``: the hub was, when
+        this spoke stopped."""
         self.tree = tree
         self.pin = pin
         self.pin_reached = pin_reached
-        self.suspicious: Suspicion | None = None
+        self.suspicious: Suspicion | None = suspicious if pin is None and tree.entry_count else None
         self.feed = Feed.BROKEN
         self.head_revision = tree.revision
         self.resyncs_total = 0
@@ -77,7 +81,7 @@ class Replica:
         self._recheck_at_s = 0.0
         self._recheck_after_s = limits.SUSPICIOUS_RECHECK_S
         self._window_start_s = 0.0
-        self._window_lost = 0
+        self._window_lost = self.suspicious.lost_before if self.suspicious is not None else 0
 
     @property
     def usable(self) -> bool:
@@ -177,15 +181,17 @@ class Replica:
                 f"changes after revision {message.after_revision} do not follow revision {tree.revision}", now_s
             )
         self.feed = Feed.FOLLOWING
-        if now_s - self._window_start_s > limits.SUSPICIOUS_WINDOW_S:
-            self._window_start_s, self._window_lost = now_s, 0
+        self._move_window(now_s)
         if self.pin is not None:
             pass  # who names a revision has asked for what it holds
         elif could_lose_much(tree, message.changes, self._window_lost):
             lost = forecast(tree, message.changes)
             entries = tree.entry_count + self._window_lost
             if is_suspicious(entries, lost + self._window_lost):
-                self._suspect(Suspicion(entries, lost, message.to_revision, message.catalog_id, now_s), message)
+                before = self._window_lost
+                self._suspect(
+                    Suspicion(entries, lost + before, message.to_revision, message.catalog_id, now_s, before), message
+                )
                 return self._resync("the whole tree will show whether the names are lost", now_s, force_snapshot=True)
             self._window_lost += lost
         else:
@@ -281,15 +287,18 @@ class Replica:
     def _judge(self, staged: StagedSnapshot, now_s: float) -> Iterator[Outcome]:
         for _ in staged.sweep():
             yield Outcome(more=True)
-        entries = self.tree.entry_count
-        if self.pin is None and is_suspicious(entries, staged.lost_entries):
-            self._suspect(Suspicion(entries, staged.lost_entries, staged.revision, staged.catalog_id, now_s), staged)
+        self._move_window(now_s)
+        before = self._window_lost  # what went in small steps counts: else the rest alone would look like little
+        entries, lost = self.tree.entry_count + before, staged.lost_entries + before
+        if self.pin is None and staged.lost_entries and is_suspicious(entries, lost):
+            self._suspect(Suspicion(entries, lost, staged.revision, staged.catalog_id, now_s, before), staged)
             yield Outcome()
             return
         if self.suspicious is not None:
             log.info("the hub shows the names again, they are believed", was=str(self.suspicious))
             self._trust(now_s)
             self._missed = False
+        self._window_lost += staged.lost_entries
         yield from self._apply_snapshot(staged)
 
     def _apply_snapshot(self, staged: StagedSnapshot, resubscribe: bool = False) -> Iterator[Outcome]:
@@ -300,6 +309,26 @@ class Replica:
             yield Outcome(invalidations, rewrite=done, resubscribe=done and resubscribe, more=not done)
 
     # --- a hub that seems to have lost its data ----------------------------------------------------------
+
+    @property
+    def can_accept(self) -> bool:
+        """What is held back is at hand: after a restart only once the hub has said it again."""
+        return self.suspicious is not None and self._held is not None and self._work is None
+
+    def losses(self, losses: Losses, present_bytes: Callable[[bytes, int], int]) -> Iterator[None]:
+        """Count into ``losses``, in steps, what ``accept`` would lose. While ``can_accept`` the tree does not change."""
+        held = self._held
+        if isinstance(held, StagedSnapshot):
+            yield from losses.add(held.gone(), held.came_versions(), present_bytes)
+        elif held is not None:
+            gone, came = gone_and_come(self.tree, held.changes)
+            nodes = sorted(gone, key=lambda node: node.path())
+            yield from losses.add(nodes, {entry.version for entry in came if entry.kind is Kind.FILE}, present_bytes)
+
+    def _move_window(self, now_s: float) -> None:
+        """While the hub is suspicious the window stands still: time alone makes no loss believable."""
+        if self.suspicious is None and now_s - self._window_start_s > limits.SUSPICIOUS_WINDOW_S:
+            self._window_start_s, self._window_lost = now_s, 0
 
     def _suspect(self, suspicion: Suspicion, held: StagedSnapshot | Changes) -> None:
         if self.suspicious is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from common import limits
 from common.errors import ProtocolError
 from common.wire.messages import SnapshotPage
-from spoke.namespace.packing import DIRECTORY, packed_groups, packed_version
+from spoke.namespace.packing import DIRECTORY, FILE, packed_groups, packed_version
 from spoke.namespace.suspicion import Loss
 from spoke.namespace.tree import Invalidation, Node, SequenceBroken, Tree
 
@@ -109,6 +109,18 @@ class StagedSnapshot:
             if steps % (8 * limits.REPLICA_STEP_ENTRIES) == 0:
                 yield
         self.lost_entries = loss.lost_entries()
+
+    def gone(self) -> Iterator[Node]:
+        """All nodes that would go, after :meth:`sweep`: those of removed directories too."""
+        stack = list(self._gone)  # found from the tree's end to its beginning
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(list(node.children.values())))
+
+    def came_versions(self) -> set[bytes]:
+        """Of files that the snapshot has under names that are new or changed."""
+        return {packed_version(packed) for _, packed in self._different if packed[0] == FILE}
 
     def apply(self) -> Iterator[list[Invalidation]]:
         """Change the live tree in steps; each yields what the kernel must be told. Only after :meth:`sweep`.

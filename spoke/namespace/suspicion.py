@@ -7,8 +7,8 @@ symlink that went is set off against one that came.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from common import limits
 from common.entries import Change, Entry, Kind
@@ -18,13 +18,17 @@ from spoke.namespace.tree import Node, Tree
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What was seen: ``lost_entries`` of ``entries`` would go. ``revision``: where the hub stands by its own account."""
+    """What was seen: ``lost_entries`` of ``entries`` would go. ``revision``: where the hub stands by its own account.
+
+    ``lost_before``: how many of those had gone already, in smaller steps a moment before, and are not in the tree any more.
+    """
 
     entries: int
     lost_entries: int
     revision: int
     catalog_id: bytes
     since_s: float
+    lost_before: int = 0
 
     def __str__(self) -> str:
         return f"the hub announces the loss of {self.lost_entries} of {self.entries} names (revision {self.revision})"
@@ -63,6 +67,17 @@ class Loss:
 
 def forecast(tree: Tree, changes: Iterable[Change]) -> int:
     """How many entries of the tree as it stands these changes would lose; the tree is not touched."""
+    gone, came = gone_and_come(tree, changes)
+    loss = Loss()
+    for node in gone:
+        loss.went(node.packed)
+    for entry in came:
+        loss.came(entry.kind, entry.version)
+    return loss.lost_entries()
+
+
+def gone_and_come(tree: Tree, changes: Iterable[Change]) -> tuple[set[Node], list[Entry]]:
+    """The nodes that these changes would take away, and the entries they would bring."""
     entry_at: dict[bytes, Entry | None] = {}  # what each path ends as; a later removal above it wins
     removed_later: set[bytes] = set()
     for change in reversed(tuple(changes)):
@@ -71,18 +86,42 @@ def forecast(tree: Tree, changes: Iterable[Change]) -> int:
         entry_at.setdefault(change.path, change.entry)
         if change.entry is None:
             removed_later.add(change.path)
-    loss = Loss()
     gone: set[Node] = set()
     for path, entry in entry_at.items():
         node = tree.resolve(path)
         if node is not None and (path in removed_later or entry is None or entry.kind != node.packed[0]):
             _collect(tree, node, gone)
-    for node in gone:
-        loss.went(node.packed)
-    for entry in entry_at.values():
-        if entry is not None:
-            loss.came(entry.kind, entry.version)
-    return loss.lost_entries()
+    return gone, [entry for entry in entry_at.values() if entry is not None]
+
+
+@dataclass(slots=True)
+class Losses:
+    """What a loss means to people. ``examples``: the first paths, in order of the tree; ``cached_bytes``: what is here of the files."""
+
+    files: int = 0
+    others: int = 0
+    file_bytes: int = 0
+    cached_bytes: int = 0
+    examples: list[bytes] = field(default_factory=list)
+
+    def add(
+        self, nodes: Iterable[Node], kept_versions: set[bytes], present_bytes: Callable[[bytes, int], int]
+    ) -> Iterator[None]:
+        """Count nodes that would go, in steps; a file whose version lives on under another name is not lost."""
+        for count, node in enumerate(nodes, 1):
+            if count % limits.REPLICA_STEP_ENTRIES == 0:
+                yield
+            if node.packed[0] != FILE:
+                self.others += 1
+                continue
+            entry = node.entry
+            if entry.version in kept_versions:
+                continue
+            self.files += 1
+            self.file_bytes += entry.size_bytes
+            self.cached_bytes += present_bytes(entry.version, entry.size_bytes)
+            if len(self.examples) < limits.LOSS_EXAMPLES:
+                self.examples.append(node.path())
 
 
 def could_lose_much(tree: Tree, changes: Iterable[Change], lost_before: int) -> bool:

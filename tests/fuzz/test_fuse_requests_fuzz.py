@@ -59,7 +59,7 @@ async def _converse(requests: list[tuple[int, int, bytes]], raw: list[bytes]) ->
         dataset.reader,
         device.notifier,
         device.passthrough,
-        virtual_files={b"status": VirtualFile(lambda: b"{}", lambda command, data, room: data)},
+        virtual_files={b"status": VirtualFile(lambda: b"{}", lambda command, data, room, task: data)},
     )
     loop = asyncio.get_running_loop()
 

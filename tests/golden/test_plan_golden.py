@@ -35,3 +35,13 @@ def test_a_drop_and_an_answer() -> None:
     assert decode(kept) == PlanMessage(Kind.DROP, "rank3:train", 17)
     answer = PlanAnswer(4100, 60, 131012, True, "left out: 1 past-end")
     assert encode_answer(answer, 512) == bytes.fromhex((BYTES / "answer.hex").read_text())
+
+
+def test_a_marks_message() -> None:
+    kept = bytes.fromhex((BYTES / "marks.hex").read_text())
+    marks = [(0.75, 0.25, 0.0625), (0.5, 0.25, None), (0.25, 0.25, 0.0)]
+    assert hints.pack_marks(b"rank3:train", 4096, 3, marks) == kept
+    read = decode(kept)
+    assert (read.kind, read.name, read.from_step, read.rank, read.marks) == (
+        Kind.MARKS, "rank3:train", 4096, 3, marks,
+    )  # fmt: skip

@@ -40,6 +40,22 @@ def test_messages_read_back_as_they_were_packed(
     assert tuple(map(list, read)) == said
 
 
+@given(
+    st.lists(st.tuples(st.floats(0, 4000), st.floats(0, 4000), st.none() | st.floats(0, 4000)), max_size=50),
+    st.none() | st.integers(0, 0xFFFFFFFE),
+    numbers,
+)
+def test_marks_read_back_to_the_microsecond(
+    marks: list[tuple[float, float, float | None]], rank: int | None, first: int
+) -> None:
+    message = decode(hints.pack_marks(b"name", first, rank, marks))
+    assert (message.kind, message.rank, message.from_step) == (Kind.MARKS, rank, first)
+    for mark, said in zip(message.marks, marks, strict=True):
+        for value, was in zip(mark, said, strict=True):
+            assert (value is None) == (was is None)
+            assert value is None or was is None or abs(value - was) <= 1e-6
+
+
 class NobodyFollows:
     def add_order(self, order: object) -> None:
         pass

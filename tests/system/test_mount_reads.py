@@ -254,7 +254,8 @@ async def test_the_control_directory(tmp_path: Path) -> None:
     made = iter([b"first\n", b"second\n" * 3000])
     heard: list[tuple[int, bytes]] = []
 
-    def ioctl(command: int, data: bytes, out_size_bytes: int) -> tuple[int, bytes] | None:
+    def ioctl(command: int, data: bytes, out_size_bytes: int, task_id: int) -> tuple[int, bytes] | None:
+        assert task_id > 0
         heard.append((command, data))
         return (-errno.ENOSPC if data[0] else 0), data[::-1]
 

@@ -380,3 +380,71 @@ def test_it_can_be_pickled(root: Path, listener: Listener) -> None:
     assert list(announced) == shuffled(20, 0)
     again = pickle.loads(pickle.dumps(announced))
     assert list(again) == shuffled(20, 0)
+
+
+def marks_of(listener: Listener) -> list[Any]:
+    heard: list[Any] = []
+    listener.plans = Plans(listener.tree, None, lambda: 1.0, lambda message, _task: heard.append(message))
+    return heard
+
+
+def test_steps_are_marked_with_their_waits_and_said_together(
+    listener: Listener, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = marks_of(listener)
+    now = [100.0]
+    monkeypatch.setattr(hints.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(hints, "_markers", {})
+    monkeypatch.setenv("RANK", "3")
+
+    def loader() -> Iterator[int]:
+        for number in range(5):
+            now[0] += 0.25
+            yield number
+
+    for number in hints.steps(loader(), root / "d/f"):
+        now[0] += 0.125 * number
+    message, rest = heard  # said once a second
+    assert (message.name, message.rank, message.from_step) == (f"rank3-{os.getpid()}", 3, 0)
+    assert [(mark.took_s, mark.wait_s) for mark in message.marks] == [(0.25, 0.25), (0.375, 0.25), (0.5, 0.25)]
+    assert [mark.ago_s for mark in message.marks] == [0.875, 0.5, 0.0]
+    assert (rest.from_step, [mark.took_s for mark in rest.marks]) == (3, [0.625, 0.75])
+    now[0] += 0.5
+    hints.step()
+    assert len(heard) == 2
+    hints._markers[os.getpid()].say()  # as at the end of the process
+    assert (heard[2].from_step, [mark.wait_s for mark in heard[2].marks]) == (5, [None])
+
+
+def test_marks_stop_where_nobody_takes_them_and_cost_nothing_without_a_mount(
+    listener: Listener, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(hints.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(hints, "_markers", {})
+    listener.errno = errno.EPROTONOSUPPORT  # an older spoke
+    for _ in range(100):
+        hints.step(root / "d/f", rank=1)
+        now[0] += 0.2
+    assert listener.messages == 1
+    monkeypatch.setattr(hints, "_markers", {})
+    for _ in range(10):
+        hints.step("/nowhere/at/all", rank=1)
+        now[0] += 2.0
+    assert listener.messages == 1
+
+
+def test_a_fork_marks_steps_of_its_own(listener: Listener, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = marks_of(listener)
+    now = [100.0]
+    monkeypatch.setattr(hints.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(hints, "_markers", {})
+    hints.step(root, name="job")
+    now[0] += 0.5
+    hints.step()
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)  # as in a forked child
+    hints.step(root)
+    now[0] += 2.0
+    hints.step()
+    assert [(message.name, message.from_step, len(message.marks)) for message in heard] == [(f"job-{pid + 1}", 0, 1)]

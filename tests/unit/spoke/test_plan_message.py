@@ -44,7 +44,7 @@ def test_messages_that_cannot_be() -> None:
     good = steps()
     assert refused(b"")[0] == errno.EINVAL
     assert refused(b"{" * 16383)[0] == errno.EINVAL
-    assert refused(bytes([*good[:4], 2]) + good[5:])[0] == errno.EPROTONOSUPPORT
+    assert refused(bytes([*good[:4], 3]) + good[5:])[0] == errno.EPROTONOSUPPORT
     assert refused(bytes([*good[:5], 9]) + good[6:])[0] == errno.EINVAL
     assert refused(bytes([*good[:6], 2]) + good[7:])[0] == errno.EINVAL
     for end in range(len(good)):
@@ -87,3 +87,17 @@ def test_the_ioctls_number_is_known_at_any_size() -> None:
     assert is_plan_command(hints._command(64))
     assert not is_plan_command(0x5401)
     assert decode(encode_short(Kind.DROP, "p", 9)).token == 9
+
+
+def test_marks_read_back_and_are_of_version_2() -> None:
+    packed = hints.pack_marks(b"rank3-77", 120, 3, [(0.5, 0.25, 0.125), (0.25, 0.25, None), (0.0, 1e9, 0.0)])
+    message = decode(packed + bytes(40))
+    assert (message.kind, message.name, message.from_step, message.rank) == (Kind.MARKS, "rank3-77", 120, 3)
+    assert message.marks[:2] == [(0.5, 0.25, 0.125), (0.25, 0.25, None)]
+    assert 4294 < message.marks[2].took_s < 4295  # as much as the format can say
+    assert decode(hints.pack_marks(b"j", 0, None, [])).rank is None
+    assert "kind 4; there are 1 to 3 in version 1" in refused(bytes([*packed[:4], 1]) + packed[5:])[1]
+    assert decode(bytes([*steps()[:4], 2]) + steps()[5:]).kind is Kind.STEPS
+    assert refused(hints.pack_marks(b"j", 0, None, [(0, 0, 0)] * (limits.PLAN_MARKS_MAX + 1)))[0] == errno.E2BIG
+    for end in range(len(packed)):
+        assert refused(packed[:end])[0] == errno.EINVAL

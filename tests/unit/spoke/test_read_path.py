@@ -235,3 +235,20 @@ async def test_an_unforeseen_answer_reaches_the_reader_as_an_error(make_read_pat
     path.source.failure = ZeroDivisionError("a bug at the hub")
     with pytest.raises(HeadraceError, match="internal error"):
         await path.read(path.open(b"f"), 0, 4096)
+
+
+async def test_readers_of_one_open_file_whom_the_kernel_asks_for_again_wait_one_read_timeout_each(
+    make_read_path,
+) -> None:
+    path = await make_read_path({b"f": noise(4 * MIB)}, read_timeout_s=2.0)
+    path.source.gate = asyncio.Event()
+    handle = path.open(b"f")
+    began_s = asyncio.get_running_loop().time()
+
+    async def read(number: int) -> None:
+        for size_bytes in (32768, 4096):  # readahead fails, and the kernel asks for the first page alone
+            with pytest.raises(DeadlineExceeded):
+                await path.read(handle, number * MIB, size_bytes)
+
+    await asyncio.gather(*(read(number) for number in range(4)))
+    assert asyncio.get_running_loop().time() - began_s < 2.0 + 1.0 + 0.7

@@ -62,11 +62,10 @@ def test_a_recording_becomes_a_trace(tmp_path: Path, clock: Clock) -> None:
     recording.read(two, 12, 4096, 904, "late")
     recording.closed(one)
     recording.lent(two)
-    recording.slow(two)
     recording.gone(two)
     recorder.close()
     assert inner.told == [
-        "opened", "read", "stalled", "read", "opened", "read", "closed", "lent", "slow", "gone",
+        "opened", "read", "stalled", "read", "opened", "read", "closed", "lent", "gone",
     ]  # fmt: skip
     trace = read_trace(path)
     assert [(file.path, file.size_bytes) for file in trace.files] == [(b"dir/one", 1 << 20), (b"dir/two", 5000)]

@@ -120,8 +120,8 @@ def test_what_a_spoke_asks_ahead_bounds_very_long_paths() -> None:
     assert of(with_path(0.06, 10), "asked ahead").level is Level.OK
     found = of(with_path(0.9, 10), "asked ahead")
     assert found.level is Level.WARNING
-    assert "192 MiB ahead at most: 1.79 Gbit/s" in found.seen
-    assert found.figures["share"] == pytest.approx(192 * MIB / 0.9 / 1.25e9)
+    assert "256 MiB ahead at most: 2.39 Gbit/s" in found.seen
+    assert found.figures["share"] == pytest.approx(256 * MIB / 0.9 / 1.25e9)
 
 
 # --- sending, segments ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from common.blocks import BLOCK_BYTES, BlockRange
 from common.digest import block_digests
 from common.wire.connection import Connection, Role
 from common.wire.messages import Codec, Data, Hello, Message, Priority, Read, Welcome
+from spoke.hub_client.addresses import Address
 from spoke.hub_client.links import Link
 
 VERSION = bytes(range(16))
@@ -63,7 +64,7 @@ async def test_a_payload_wakes_its_link_in_large_pieces_and_at_its_end(rate_byte
     server = await asyncio.start_server(hub.serve, "127.0.0.1", 0)
     link = Link("bulk", Hello((1,), "d", "i", bytes(16)), owner, asyncio.get_running_loop().time)
     try:
-        await link.open("127.0.0.1", server.sockets[0].getsockname()[1])
+        await link.open(Address(socket.AF_INET, server.sockets[0].getsockname()))
         link.rate_bytes_per_s = rate_bytes_per_s
         link.send(Read(VERSION, (BLOCKS,), Priority.PREFETCH, 0), link.new_request_id())
         request_id = await hub.read

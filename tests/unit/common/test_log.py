@@ -1,0 +1,60 @@
+"""Lines for a terminal, for a collector, and for systemd's journal with their priority."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from common import log
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def test_lines_are_json_where_nobody_reads_along_and_carry_bytes_readably() -> None:
+    out = io.StringIO()
+    log.configure("info", "auto", out)
+    log.get_logger("here").warning("a read waits", path=b"a/\xff.bin", waited_s=5)
+    log.get_logger("here").debug("too small")
+    (line,) = out.getvalue().splitlines()
+    said = json.loads(line)
+    assert (said["event"], said["level"], said["module"], said["path"]) == (
+        "a read waits",
+        "warning",
+        "here",
+        "a/\\xff.bin",
+    )
+
+
+def test_lines_for_the_journal_begin_with_their_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "journal").open("w+") as out:
+        status = os.fstat(out.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+        log.configure("debug", "json", out)
+        for level in ("debug", "info", "warning", "error"):
+            getattr(log.get_logger("here"), level)("said")
+        log.get_logger("here").warning("two\nlines")
+        out.seek(0)
+        lines = out.read().splitlines()
+        assert [line[:4] for line in lines] == ["<7>{", "<6>{", "<4>{", "<3>{", "<4>{"]
+        assert json.loads(lines[2][3:])["event"] == "said"
+    monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino + 1}")
+    with (tmp_path / "journal").open("w+") as out:
+        log.configure("info", "json", out)
+        log.get_logger("here").info("said")
+        out.seek(0)
+        assert out.read()[0] == "{"
+
+
+@pytest.mark.parametrize("value", ["", "8", "8:x", "a:b", "8:1:2"])
+def test_nonsense_in_the_environment_is_no_journal(value: str) -> None:
+    assert not log.is_journal(io.StringIO(), {"JOURNAL_STREAM": value})
