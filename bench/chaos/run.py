@@ -24,7 +24,7 @@ from bench.chaos.schedule import Planned, plan
 
 READERS = ("sequential", "random", "random", "mmap", "small", "open_close", "walk", "loader")
 FEW_READERS = ("sequential", "random", "mmap", "small", "walk")
-FINAL_CALM_S = 12.0
+FINAL_CALM_S = 20.0
 WATCH_EVERY_S = 0.25
 READERS_READY_S = 60.0
 FAILURES_KEPT = 200
@@ -73,13 +73,12 @@ class Run:
         readers: Sequence[str] = READERS,
         scale: float = 1.0,
         rest_s: float = 0.01,
-        final_calm_s: float = FINAL_CALM_S,
         extra: Sequence[str] = (),
         say: Callable[[str], object] = lambda _line: None,
     ) -> None:
         self.report = Report(seed, length_s, list(kinds))
         self._say = say
-        self._read_timeout_s, self._readers, self._final_calm_s = read_timeout_s, readers, final_calm_s
+        self._read_timeout_s, self._readers = read_timeout_s, readers
         self._chosen: dict[str, Fault] = {kind: FAULTS[kind] for kind in kinds}
         self.plan = plan(seed, {kind: fault.shape for kind, fault in self._chosen.items()}, length_s)
         self.rig = Rig(seed, read_timeout_s=read_timeout_s, cache_size="96MiB", scale=scale, rest_s=rest_s, extra=extra)
@@ -88,7 +87,6 @@ class Run:
         self._broken: list[Broken] = []
         self._began_s = time.monotonic()
         self._hung: set[tuple[int, float]] = set()
-        self._progress: dict[int, tuple[int, float]] = {}
 
     # --- the run -----------------------------------------------------------------------------------------
 
@@ -216,20 +214,20 @@ class Run:
         """Nothing is broken any more: within this time every reader must get on."""
         slots = self.rig.slots
         assert slots is not None
-        if self._stop.is_set():
-            return
-        end_s = time.monotonic() + self._final_calm_s
-        before = [slots.see(number).bytes_checked for number in range(slots.count)]
-        while time.monotonic() < end_s and not self._stop.is_set():
+        end_s = time.monotonic() + FINAL_CALM_S
+        before = [slots.see(slot).bytes_checked for _, slot in self.rig.reader_kinds]
+        waiting = list(zip(self.rig.reader_kinds, before, strict=True))
+        while waiting and not self._stop.is_set():
+            waiting = [one for one in waiting if one[0][0] != "walk" and slots.see(one[0][1]).bytes_checked == one[1]]
+            if time.monotonic() > end_s:
+                break
             self._watch()
             time.sleep(WATCH_EVERY_S)
-        for kind, slot in self.rig.reader_kinds:
-            seen = slots.see(slot)
-            if kind != "walk" and seen.bytes_checked == before[slot]:
-                self._fail(
-                    "no recovery",
-                    f"{kind} read nothing in the {self._final_calm_s:g} s after the last fault; at {seen.text}",
-                )
+        for (kind, slot), _ in [] if self._stop.is_set() else waiting:
+            self._fail(
+                "no recovery",
+                f"{kind} read nothing in the {FINAL_CALM_S:g} s after the last fault; at {slots.see(slot).text}",
+            )
 
     # --- watching ----------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.mount
 
 def test_three_faults_and_not_one_wrong_byte(tmp_path: Path) -> None:
     kinds = ["wire_reset", "wire_flip_data", "data_replaced"]
-    run = Run(5, 3.0, kinds, readers=FEW_READERS, scale=0.3, final_calm_s=2.0, say=print)
+    run = Run(5, 3.0, kinds, readers=FEW_READERS, scale=0.3, say=print)
     report = run(tmp_path)
     assert report.passed, json.dumps(report.failures, indent=1)[:4000]
     assert sorted(report.kinds_done) == sorted(kinds)
