@@ -29,6 +29,7 @@ Steps = Iterator[str]
 
 BLOCK_BYTES = 4096
 UMOUNT_S = 30.0
+ENOUGH_PAIRS, FILLING_S = 10, 8.0
 
 
 class Skipped(Exception):
@@ -281,6 +282,9 @@ def _damaged(rig: Rig, dice: random.Random, damage: Callable[[Path], object]) ->
     The damaged file takes the place of the old one: a reader that has mapped that one through the dead mount (passthrough maps
     the cache's own file) keeps what it was given.
     """
+    end_s = time.monotonic() + FILLING_S
+    while len(_pairs(rig)) < ENOUGH_PAIRS and time.monotonic() < end_s and not rig.stopping:
+        time.sleep(0.2)  # the cache is young: let it have something to lose
     with rig.spoke_away():
         rig.end_spoke()
         pairs = _pairs(rig)
@@ -493,6 +497,8 @@ def data_replaced(rig: Rig, dice: random.Random) -> Steps:
 
 @fault("data", 2, 6)
 def data_permission_lost(rig: Rig, dice: random.Random) -> Steps:
+    if os.geteuid() == 0 and not shutil.which("setpriv"):
+        raise Skipped("needs setpriv (util-linux): root reads whatever the mode")
     paths = [rig.data.root / path for path in (*dice.sample(rig.data.big, 2), *rig.data.steady[:1])]
     for path in paths:
         path.chmod(0)

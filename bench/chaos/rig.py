@@ -120,7 +120,7 @@ class Rig:
         rest_s: float,
         extra: Sequence[str] = (),
     ) -> None:
-        self.work = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
+        self.work = Path(tempfile.mkdtemp(prefix="headrace-chaos-")).resolve()
         self.read_timeout_s, self.cache_size, self._extra, self._rest_s = (
             read_timeout_s,
             cache_size,
@@ -128,7 +128,7 @@ class Rig:
             rest_s,
         )
         self.seed = seed
-        self.mountpoint = self.work / "mnt"
+        self.mountpoint = self.work / "mnt"  # has no links: nothing of ours touches it but the readers
         self.mountpoint.mkdir()
         (self.work / "data").mkdir()
         (self.work / "drafts").mkdir()
@@ -180,7 +180,7 @@ class Rig:
                 [*_without_override(), sys.executable, "-m", "hub.cli", "serve", "--dataset", f"data={self.work / 'data'}", "--listen",
                  f"127.0.0.1:{self._hub_port}", "--metrics", "127.0.0.1:0", "--state-dir", str(self.work / "hub-state"),
                  "--log-format", "json"],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, start_new_session=True,
             )  # fmt: skip
         line = _first_line(self._hub, READY_S, self.work / "hub.log")
         self._hub_port = parse_address(line.replace(",", "").split()[2])[1]
@@ -196,7 +196,7 @@ class Rig:
     def start_proxy(self) -> None:
         self._proxy = subprocess.Popen(
             [sys.executable, "-m", "bench.chaos.proxy", "--target", f"127.0.0.1:{self._hub_port}", "--seed", str(self.seed)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(self.work / "proxy.log").open("ab"), text=True, cwd=ROOT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(self.work / "proxy.log").open("ab"), text=True, cwd=ROOT, start_new_session=True,
         )  # fmt: skip
         self._address = _first_line(self._proxy, READY_S, self.work / "proxy.log")
 
@@ -232,7 +232,7 @@ class Rig:
                 [sys.executable, "-m", "spoke.cli", "mount", str(self.mountpoint), "--hub", self._address, "--dataset", "data",
                  "--cache-dir", str(self.disk.cache), "--cache-size", self.cache_size, "--cache-free-floor", "8MiB",
                  "--read-timeout", f"{self.read_timeout_s}s", "--metrics", "127.0.0.1:0", "--log-format", "json", *self._extra],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, start_new_session=True,
             )  # fmt: skip
         try:
             _first_line(self._spoke, READY_S, self.work / "spoke.log")
@@ -248,7 +248,7 @@ class Rig:
 
     def facts(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """What ``status --json`` shows."""
-        path = control.socket_path(runtime_dir(), str(self.mountpoint.resolve()))
+        path = control.socket_path(runtime_dir(), str(self.mountpoint))
         answer = control.ask_once(path, {"command": "status"}, timeout_s=timeout_s)
         assert isinstance(answer, dict)
         return answer
@@ -263,7 +263,7 @@ class Rig:
     def ask(self, command: str) -> None:
         """If there is somebody to ask."""
         with contextlib.suppress(HeadraceError, OSError):
-            control.ask_once(control.socket_path(runtime_dir(), str(self.mountpoint.resolve())), {"command": command})
+            control.ask_once(control.socket_path(runtime_dir(), str(self.mountpoint)), {"command": command})
 
     def mount_goes(self) -> None:
         """From now on, until a spoke is ready again, there may be no mount."""
@@ -280,7 +280,7 @@ class Rig:
             self._detach()
 
     def _detach(self) -> None:
-        path = str(self.mountpoint.resolve())
+        path = str(self.mountpoint)
         for entry in reversed(mounts_at(path)):
             if entry.is_ours:
                 abort(entry.minor)
@@ -292,7 +292,7 @@ class Rig:
             self.start_spoke()
 
     def minors(self) -> list[int]:
-        return [entry.minor for entry in mounts_at(str(self.mountpoint.resolve())) if entry.is_ours]
+        return [entry.minor for entry in mounts_at(str(self.mountpoint)) if entry.is_ours]
 
     def abort_mount(self) -> None:
         """Everybody who waits in it gets an error: the last resort against a hang."""
@@ -381,7 +381,7 @@ class Rig:
             self._ledger.close()
         self.readers.clear()
         self._spoke = self._hub = self._proxy = None
-        if not keep:
+        if not keep and not self.minors():
             shutil.rmtree(self.work, ignore_errors=True)
         return left
 
