@@ -196,7 +196,8 @@ class Rig:
     def start_proxy(self) -> None:
         self._proxy = subprocess.Popen(
             [sys.executable, "-m", "bench.chaos.proxy", "--target", f"127.0.0.1:{self._hub_port}", "--seed", str(self.seed)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(self.work / "proxy.log").open("ab"), text=True, cwd=ROOT, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(self.work / "proxy.log").open("ab"), text=True, cwd=ROOT,
+            start_new_session=True,
         )  # fmt: skip
         self._address = _first_line(self._proxy, READY_S, self.work / "proxy.log")
 
