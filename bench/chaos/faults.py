@@ -405,7 +405,9 @@ def cache_files_deleted(rig: Rig, dice: random.Random) -> Steps:
 
 @fault("spoke cache", 2, 6)
 def cache_removed(rig: Rig, dice: random.Random) -> Steps:
-    shutil.rmtree(rig.disk.cache, ignore_errors=True)
+    end_s = time.monotonic() + FILLING_S
+    while rig.disk.cache.exists() and time.monotonic() < end_s:  # the spoke may write while it is removed
+        shutil.rmtree(rig.disk.cache, ignore_errors=True)
     yield "removed under the running spoke"
     rig.restart_spoke(signal.SIGTERM)
 
