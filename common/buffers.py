@@ -32,7 +32,7 @@ class ExtentBuffers:
     """At most ``capacity`` buffers are kept; beyond that each is made anew. May be used from any thread."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._guard = Lock()
         self._kept: deque[ExtentBuffer] = deque()
         self._free_references = 0
@@ -46,12 +46,23 @@ class ExtentBuffers:
                 kept.rotate(-1)
                 if getrefcount(buffer) == self._free_references:
                     return buffer
-            if len(kept) >= self._capacity:
+            if len(kept) >= self.capacity:
                 return bytearray(EXTENT_BYTES)
             buffer = ExtentBuffer.make()
             kept.append(buffer)
             self._free_references = getrefcount(buffer)
             return buffer
+
+    @property
+    def idle_bytes(self) -> int:
+        """Of the buffers kept that nobody uses now."""
+        with self._guard:
+            free = 0
+            for _ in range(len(self._kept)):
+                buffer = self._kept[0]
+                self._kept.rotate(-1)
+                free += getrefcount(buffer) == self._free_references
+            return free * EXTENT_BYTES
 
     def forget(self) -> None:
         """Keep none, until they are needed again; those in use stay with their users. For a process that has become idle."""

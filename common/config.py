@@ -45,7 +45,7 @@ SETTING_NAMES = frozenset(
             "read_timeout",
         ),
         *("connect_timeout", "links", "identity", "prefetch", "revision", "snapshot", "consistency", "passthrough"),
-        *("allow_other", "uid", "gid", "umask", "record", "read_ahead"),
+        *("allow_other", "uid", "gid", "umask", "record", "read_ahead", "memory_limit"),
     }
 )
 """Settings of either daemon: one environment may serve both, and the other's are no mistakes."""

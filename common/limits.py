@@ -290,8 +290,31 @@ CACHE_STATVFS_EVERY_BYTES = 16 * 1024 * 1024
 CACHE_BYPASS_RETRY_S = 5.0
 """First wait after a disk error before the cache is tried again; doubles up to CACHE_BYPASS_RETRY_MAX_S."""
 
-CACHE_BYPASS_RETRY_MAX_S = 300.0
-"""Longest wait between two tries of a failing cache disk."""
+CACHE_BYPASS_RETRY_MAX_S = 30.0
+"""Longest wait between two tries of a failing cache disk; a try is one small file."""
+
+CACHE_TROUBLE_LOG_S = 60.0
+"""Trouble of one kind with the cache disk that comes back within this time is not logged again."""
+
+CACHE_INODE_FLOOR_SHARE = 10
+"""One part in so many of a file system's inodes is left free where that is less than CACHE_FREE_FLOOR_INODES: a small disk has fewer."""
+
+CACHE_SLOW_LOAD_S = 0.05
+CACHE_SLOW_FOR_S = 10.0
+"""A look into an index that held the event loop for so long: for that time none is looked into but in threads, and what is not
+known yet counts as not cached."""
+
+CACHE_STUCK_WRITE_S = 5.0
+"""A write under way for so long: the disk counts as slow."""
+
+CACHE_TEND_WAIT_S = 1.0
+"""How long housekeeping waits for the disk. What takes longer goes on by itself."""
+
+CACHE_CLOSE_TIMEOUT_S = 3.0
+"""At stop, how long jobs on the cache disk are waited for. Left behind: a kill at any moment costs nothing but what was not written."""
+
+CACHE_LENT_FILES_MAX = 256
+"""Descriptors lent to the kernel that stay open; it keeps a reference of its own. The one lent longest ago is closed."""
 
 CONTROL_LINE_MAX_BYTES = 1024 * 1024
 """One request line on the control socket. Refuse: the connection is closed."""
@@ -836,6 +859,46 @@ to 5 ms, at every step, for an event loop that has much to do."""
 
 HEAP_KEPT_BYTES = 128 * 1024 * 1024
 """Freed memory a daemon keeps for its next buffers. Above it, and once a daemon is idle, it goes back to the kernel."""
+
+MEMORY_LIMIT_BYTES = 512 * 1024 * 1024
+"""A spoke's own memory by default (``--memory-limit``). At it prefetch stops, then what is idle is dropped, then new demand waits."""
+
+MEMORY_LIMIT_MIN_BYTES = 128 * 1024 * 1024
+"""The least ``--memory-limit``: the process with nothing under way takes some 45 MiB. Refuse: UsageError."""
+
+MEMORY_CGROUP_SHARE = 2
+"""One part in so many of a control group's memory is the default limit, where that is less: the rest is for names and page cache."""
+
+MEMORY_FIXED_BYTES = 64 * 1024 * 1024
+"""What a spoke with nothing under way takes, until it was measured."""
+
+MEMORY_DATA_SHARE = 0.75
+"""The part of what is left of the limit that data may fill: the allocator's leftovers, and what has no account, take the rest. With
+the default limit three quarters of it, for prefetch, are PREFETCH_MAX_OUTSTANDING_BYTES."""
+
+MEMORY_DATA_MIN_BYTES = 24 * 1024 * 1024
+"""For data whatever the process itself takes: less cannot make progress."""
+
+MEMORY_LEVELS = (0.80, 0.88, 0.96)
+"""Parts of the limit beyond which prefetch stops, what is idle is dropped, new demand waits (one always goes on)."""
+
+MEMORY_LOOK_S = 0.2
+"""Between two looks at what the process takes."""
+
+MEMORY_TRIM_S = 1.0
+"""Between two times that free heap memory is given back under pressure: some milliseconds each."""
+
+MEMORY_RETRY_S = 0.1
+"""A read for which the kernel had no memory is tried again after so long, within its read timeout."""
+
+MEMORY_STEP_BYTES = 26
+"""One step of a plan that is kept."""
+
+MEMORY_NAME_BYTES = 450
+"""What one name of the mirrored tree takes (a million: 450 MB measured). Counted apart from the limit."""
+
+MEMORY_CACHED_FILE_BYTES = 1200
+"""What one cached file takes in memory. Counted apart from the limit."""
 
 EXTENT_BUFFERS_KEPT = 48
 """Buffers of one extent that a process keeps for the next use. Beyond these each is made anew."""

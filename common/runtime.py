@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
@@ -54,12 +56,38 @@ def give_back_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
+def allow_all_descriptors() -> None:
+    """Raise the soft limit on open files to the hard one: connections, cached files and what is lent to the kernel all take some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def open_descriptors() -> tuple[int, int]:
+    """How many this process has, and how many it may have."""
+    try:
+        count = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        count = 0
+    return count, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run a daemon's main coroutine on a uvloop event loop until it ends."""
+    allow_all_descriptors()
     keep_freed_memory(limits.HEAP_KEPT_BYTES)
     gc.set_threshold(*limits.COLLECTOR_THRESHOLDS)
     sys.setswitchinterval(limits.THREAD_SWITCH_S)
     return uvloop.run(main)
+
+
+def leave_threads_behind() -> NoReturn:
+    """End the process in order although a thread is inside a call that does not return (a disk that hangs)."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:

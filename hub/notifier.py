@@ -99,7 +99,9 @@ class Notifier:
 
     def wait_for_events(self, timeout_s: float) -> None:
         if self._inotify is not None:
-            select.select([self._inotify.fileno()], [], [], timeout_s)
+            poller = select.poll()  # select() knows no descriptor from 1,024 on
+            poller.register(self._inotify.fileno(), select.POLLIN)
+            poller.poll(max(0, int(timeout_s * 1000) + 1))
             self.drain()
 
     def drain(self) -> None:

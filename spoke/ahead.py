@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from common import limits
 from common.blocks import EXTENT_BYTES, BlockRange
 from common.errors import OrderError
 from spoke.cache.eviction import NextUse
@@ -147,6 +146,10 @@ class Ahead:
 
     # --- doing -------------------------------------------------------------------------------------------
 
+    def look_again(self) -> None:
+        """Something that held prefetch back is over."""
+        self._pump()
+
     def _pump(self) -> None:
         """Ask for what is planned, within what may be under way at once."""
         planner, fetcher, client = self._planner, self._fetcher, self._client
@@ -159,7 +162,9 @@ class Ahead:
         asked_bytes = fetcher.prefetch_outstanding_bytes
         unwritten_bytes = asked_bytes + fetcher.write_backlog_bytes
         budget_bytes = min(
-            planner.outstanding_limit_bytes - asked_bytes, limits.PREFETCH_MAX_OUTSTANDING_BYTES - unwritten_bytes
+            planner.outstanding_limit_bytes - asked_bytes,
+            fetcher.memory.prefetch_bytes - unwritten_bytes,
+            fetcher.memory.prefetch_room_bytes(fetcher.held_bytes),
         )
         if budget_bytes < EXTENT_BYTES:
             return  # what arrives makes room for a whole one

@@ -55,6 +55,12 @@ def mount(
     connect_timeout: Annotated[
         str | None, typer.Option(help="How long to wait for a hub when no names are on disk. [default: 10s]")
     ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            help="The most memory it takes for itself, at least 128MiB. [default: 512MiB, or half its cgroup's]"
+        ),
+    ] = None,
     links: Annotated[
         int | None, typer.Option(help="Bulk connections to the hub, 0: as many as the path wants. [default: 0]")
     ] = None,
@@ -119,6 +125,7 @@ def mount(
         "metrics": metrics,
         "read_timeout": read_timeout,
         "connect_timeout": connect_timeout,
+        "memory_limit": memory_limit,
         "links": links,
         "identity": identity,
         "prefetch": prefetch,

@@ -10,8 +10,14 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from common.config import Address, DatasetName, DurationS, Settings, SizeBytes, checked
-from common.limits import LABEL_MAX_BYTES, READAHEAD_MAX_KIB, READAHEAD_MIN_KIB
-from common.units import format_address, parse_address
+from common.limits import (
+    LABEL_MAX_BYTES,
+    MEMORY_LIMIT_BYTES,
+    MEMORY_LIMIT_MIN_BYTES,
+    READAHEAD_MAX_KIB,
+    READAHEAD_MIN_KIB,
+)
+from common.units import format_address, format_size, parse_address, parse_size
 
 DEFAULT_HUB_PORT = 7420
 DEFAULT_METRICS_PORT = 9421
@@ -19,6 +25,15 @@ DEFAULT_METRICS_PORT = 9421
 
 def _hub_address(text: str) -> str:
     return format_address(*parse_address(text, DEFAULT_HUB_PORT))
+
+
+def _memory_limit(value: object) -> int:
+    limit_bytes: int = parse_size(value)  # type: ignore[arg-type]
+    if limit_bytes < MEMORY_LIMIT_MIN_BYTES:
+        raise ValueError(
+            f"{value} is too little: a spoke needs at least {format_size(MEMORY_LIMIT_MIN_BYTES)} beside its names"
+        )
+    return limit_bytes
 
 
 def _read_ahead(text: str) -> str:
@@ -40,6 +55,7 @@ class SpokeSettings(Settings):
 
     ``cache_size`` 0: four fifths of the disk it is on. ``cache_free_floor``: never leave the disk with
     less. ``read_timeout`` 0: a read waits for the hub for ever. ``links``: bulk connections beside the control one, 0: as the path wants.
+    ``memory_limit``: of the spoke's own memory; where it was not set, half of the control group's limit if that is less.
     ``prefetch`` off: fetch only what is read. ``compression`` off: take raw bytes only.
     ``revision`` or ``snapshot``: show the tree of that one, for ever. ``consistency``: ``lease`` (the hub tells of changes) or
     ``strict`` (it is asked at each open). ``record``: a file to write down every open, READ and close in (TRACE.md).
@@ -54,6 +70,7 @@ class SpokeSettings(Settings):
     metrics: Address = f"127.0.0.1:{DEFAULT_METRICS_PORT}"
     read_timeout: DurationS = 300.0
     connect_timeout: DurationS = 10.0
+    memory_limit: Annotated[int, checked(_memory_limit)] = MEMORY_LIMIT_BYTES
     links: Annotated[int, Field(ge=0, le=64)] = 0
     identity: Annotated[str, Field(min_length=1, max_length=200)] = Field(default_factory=socket.gethostname)
     prefetch: bool = True

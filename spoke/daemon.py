@@ -21,6 +21,8 @@ from prometheus_client import CollectorRegistry
 
 from common import __version__, limits, runtime
 from common.blocks import BlockRange
+from common.buffers import EXTENT_BUFFERS
+from common.cgroup import memory_limit
 from common.config import Loaded
 from common.entries import Entry
 from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, UsageError
@@ -43,6 +45,7 @@ from spoke.hub_client.checks import Position
 from spoke.hub_client.client import HubClient, make_hello
 from spoke.insight.watch import Insight
 from spoke.long_waits import LongWaits
+from spoke.memory import Level, MemoryBudget, anonymous_bytes, choose_limit
 from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
 from spoke.namespace.journal import Journal
@@ -57,7 +60,7 @@ from spoke.page import spoke_page
 from spoke.pins import Pins
 from spoke.places import runtime_dir
 from spoke.plans import Plans
-from spoke.prefetch.chains import FileFacts
+from spoke.prefetch.chains import FileFacts, NextFile
 from spoke.prefetch.planner import Planner
 from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
@@ -85,6 +88,8 @@ class Spoke:
         self.loaded = loaded
         self.started_s = runtime.now_s()
         self.counts = Counts()
+        self.memory_limit = choose_limit(settings.memory_limit, loaded.sources["memory_limit"], memory_limit())
+        self.memory = MemoryBudget(self.memory_limit.limit_bytes)
         self.store = store
         self.journal = journal
         self.tree = journal.tree
@@ -110,16 +115,7 @@ class Spoke:
             dice=dice,
         )
         self.siblings = Siblings(self.tree)
-        # What is fetched ahead must fit beside what is kept: a small cache would evict it before it is read.
-        stream_max_bytes = min(limits.PREFETCH_STREAM_MAX_BYTES, store.usage().capacity_bytes // 8)
-        windows_max_bytes = min(
-            limits.PREFETCH_WINDOWS_MAX_BYTES, store.usage().capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE
-        )
-        self.planner = (
-            Planner(self._next_file, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes)
-            if settings.prefetch
-            else None
-        )
+        self.planner = _planner(self._next_file, store.usage().capacity_bytes) if settings.prefetch else None
         self.scorecard = self.planner.scorecard if self.planner is not None else Scorecard()
         self.ahead = Ahead(self.planner, self.counts, clock, settings.read_ahead_kib)
         self.plans = Plans(
@@ -131,7 +127,9 @@ class Spoke:
         self.order_shelf = OrderShelf(
             (settings.cache_dir / "orders").absolute(), self.ahead if settings.prefetch else None
         )
-        self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice)
+        self.fetcher = Fetcher(self.client, store, self.ahead, clock, dice, self.memory)
+        self.fetcher.on_behind = store.behind
+        store.on_well = self.fetcher.disk_is_well
         self.ahead.attach(self.fetcher, self.client)
         self.ahead.foresee = store.foresee
         self.insight = Insight(self, self.fetcher.history, clock)
@@ -149,6 +147,7 @@ class Spoke:
             waits=self.insight,
         )
         self.reads.names_in_doubt = lambda: str(self.suspicious) if self.suspicious is not None else ""
+        self.reads.on_short_of_memory = self._give_memory_back
         self.pins = Pins(
             settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
         )
@@ -170,28 +169,31 @@ class Spoke:
         self.pages = HttpPages(registry, self.health, self.status, spoke_page(self.status, self.insight.page))
         self.control = control.ControlServer(
             control.socket_path(runtime_dir(), mountpoint),
-            {
-                "status": self._answer_status,
-                "stop": self._answer_stop,
-                "explain": self._answer_explain,
-                "cache-list": self._answer_cache_list,
-                "cache-sizes": self._answer_cache_sizes,
-                "cache-evict": self._answer_cache_evict,
-                "warm": self._answer_warm,
-                "pin": self._answer_pin,
-                "unpin": self._answer_unpin,
-                "loss": self._answer_loss,
-                "accept": self._answer_accept,
-                "plan": self._answer_plan,
-                "plans": self._answer_plans,
-                "orders": self._answer_orders,
-                "order-load": self._answer_order_load,
-                "order-drop": self._answer_order_drop,
-            },
+            self._answers(),
         )
         self._stop = asyncio.Event()
-        self._housekeeping: asyncio.Task[None] | None = None
-        self._sampling: asyncio.Task[None] | None = None
+        self._upkeep: list[asyncio.Task[None]] = []
+
+    def _answers(self) -> dict[str, control.Command]:
+        """What the commands may ask, by name."""
+        return {
+            "status": self._answer_status,
+            "stop": self._answer_stop,
+            "explain": self._answer_explain,
+            "cache-list": self._answer_cache_list,
+            "cache-sizes": self._answer_cache_sizes,
+            "cache-evict": self._answer_cache_evict,
+            "warm": self._answer_warm,
+            "pin": self._answer_pin,
+            "unpin": self._answer_unpin,
+            "loss": self._answer_loss,
+            "accept": self._answer_accept,
+            "plan": self._answer_plan,
+            "plans": self._answer_plans,
+            "orders": self._answer_orders,
+            "order-load": self._answer_order_load,
+            "order-drop": self._answer_order_drop,
+        }
 
     # --- life --------------------------------------------------------------------------------------------
 
@@ -233,14 +235,16 @@ class Spoke:
         await self._get_names()
         await self.pins.load()
         runtime.settle_memory()
+        self._share_memory()
+        self._upkeep.append(asyncio.create_task(self._watch_memory(), name="memory watch"))
         if self.recorder is not None:
             self.recorder.open()
         await self.order_shelf.start()
         await self._mount()
         await self.control.start()
         await self.pages.start(*parse_address(settings.metrics))
-        self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
-        self._sampling = asyncio.create_task(self._take_samples(), name="samples")
+        self._upkeep.append(asyncio.create_task(self._keep_house(), name="housekeeping"))
+        self._upkeep.append(asyncio.create_task(self._take_samples(), name="samples"))
 
     async def _get_names(self) -> None:
         """Names from the hub if it answers; those on disk if it does not and there are some."""
@@ -301,7 +305,11 @@ class Spoke:
         ]
         workers = [
             task
-            for task in (self._housekeeping, self._sampling, self.follower.task, *self.fetcher.tasks)
+            for task in (
+                *self._upkeep,
+                self.follower.task,
+                *self.fetcher.tasks,
+            )
             if task is not None
         ]
         try:
@@ -315,7 +323,8 @@ class Spoke:
 
     async def close(self) -> None:
         """Unmount first, so that no reader hangs on a spoke that is half gone; then the rest, in reverse order."""
-        await cancel_and_wait(self._housekeeping, self._sampling)
+        await cancel_and_wait(*self._upkeep)
+        self.store.close_idle_files()  # taking the mount away needs descriptors
         if self.device is not None:
             await self.device.close()
         await self.pages.close()
@@ -338,13 +347,17 @@ class Spoke:
     async def _keep_house(self) -> None:
         """What is done now and then: tell the hub how we fare, and the cache which versions nobody names any more."""
         fetched_bytes = 0
+        served = 0
         while True:
             await asyncio.sleep(limits.HOUSEKEEPING_INTERVAL_S)
             if fetched_bytes != self.counts.fetched_bytes:
                 fetched_bytes = self.counts.fetched_bytes
             else:
                 self.fetcher.recent.forget()
+                if served == self.counts.served:
+                    self.fetcher.drop_idle()
                 runtime.give_back_memory()
+            served = self.counts.served
             usage = self.store.usage()
             self.client.send_stats(
                 {
@@ -366,6 +379,66 @@ class Spoke:
             await self.store.tend()
             if self.recorder is not None:
                 self.recorder.flush()
+
+    # --- memory ------------------------------------------------------------------------------------------
+
+    def _dataset_bytes(self) -> dict[str, int]:
+        """What grows with the dataset and not with the work: not under the limit."""
+        return {
+            "names": self.tree.entry_count * limits.MEMORY_NAME_BYTES,
+            "index": self.store.files_known * limits.MEMORY_CACHED_FILE_BYTES,
+        }
+
+    def _own_bytes(self) -> int:
+        """What the limit is on."""
+        return max(0, anonymous_bytes() - sum(self._dataset_bytes().values()))
+
+    def _share_memory(self) -> None:
+        """Divide what the process itself leaves of the limit."""
+        memory = self.memory
+        memory.settled(self._own_bytes())
+        self.fetcher.recent.capacity_bytes = memory.recent_bytes
+        EXTENT_BUFFERS.capacity = memory.kept_buffers
+        runtime.keep_freed_memory(memory.heap_kept_bytes)
+        log.info("memory limit", limit_bytes=self.memory_limit.limit_bytes, origin=self.memory_limit.origin,
+                 for_data_bytes=memory.data_bytes)  # fmt: skip
+
+    async def _watch_memory(self) -> None:
+        """Look at what the process takes, and act before the limit is reached."""
+        trimmed_s = float("-inf")
+        while True:
+            await asyncio.sleep(limits.MEMORY_LOOK_S)
+            before = self.memory.level
+            level = self.memory.measured(self._own_bytes())
+            if level > Level.EASE and runtime.now_s() - trimmed_s >= limits.MEMORY_TRIM_S:
+                trimmed_s = runtime.now_s()
+                if level >= Level.DROP_IDLE:
+                    self.fetcher.drop_idle()
+                runtime.give_back_memory()
+                level = self.memory.measured(self._own_bytes())
+            if Level.DROP_IDLE in (before, level) and level != before:
+                log.info("memory", level=level.name, own_bytes=self._own_bytes(), limit_bytes=self.memory.limit_bytes)
+            self.reads.admission.look()
+            if level < before:
+                self.ahead.look_again()
+
+    def _give_memory_back(self) -> None:
+        """The kernel had none for us."""
+        self.fetcher.drop_idle()
+        runtime.give_back_memory()
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What holds memory, by owner; ``process`` is the rest of what the kernel says: interpreter, bookkeeping, leftovers."""
+        fetcher = self.fetcher
+        held = {
+            **self._dataset_bytes(),
+            "flights": fetcher.landed_bytes,
+            "readers": self.reads.admission.inside_bytes,
+            "recent": fetcher.recent.held_bytes,
+            "buffers": EXTENT_BUFFERS.idle_bytes,
+            "orders": self.plans.held_steps * limits.MEMORY_STEP_BYTES,
+        }
+        return {**held, "process": max(0, anonymous_bytes() - sum(held.values()))}
 
     # --- between the rooms -------------------------------------------------------------------------------
 
@@ -447,6 +520,11 @@ class Spoke:
         notes = list(self.device.notes) if self.device is not None else []
         if usage.bypass is not None:
             notes.append(f"the cache is bypassed: {usage.bypass}")
+        elif usage.trouble is not None:
+            notes.append(f"the cache disk: {usage.trouble.reason}")
+        if self.memory.level >= Level.DROP_IDLE:
+            notes.append("memory is short: nothing is fetched ahead; see memory_limit")
+        descriptors, most_descriptors = runtime.open_descriptors()
         if self.journal.failure is not None:
             notes.append(f"names are not kept on disk: {self.journal.failure}")
         return {
@@ -483,7 +561,10 @@ class Spoke:
                 "files": usage.files,
                 "evicted_bytes": usage.evicted_bytes_total,
                 "corrupt_blocks": usage.corrupt_blocks_total,
+                "trouble": usage.trouble._asdict() if usage.trouble is not None else None,
+                "read_errors": usage.read_errors_total,
                 "write_errors": usage.write_errors_total,
+                "skipped_bytes": self.fetcher.skipped_bytes_total,
                 "write_backlog_bytes": self.fetcher.write_backlog_bytes,
             },
             "reads": {
@@ -508,6 +589,19 @@ class Spoke:
                 "outstanding_bytes": self.fetcher.prefetch_outstanding_bytes,
             },
             **self.insight.facts(),
+            "memory": {
+                "limit_bytes": self.memory_limit.limit_bytes,
+                "origin": self.memory_limit.origin,
+                "own_bytes": self._own_bytes(),
+                "level": self.memory.level.name.lower().replace("_", "-"),
+                "for_data_bytes": self.memory.data_bytes,
+                "held_bytes": self.memory_bytes(),
+                "waiting_reads": self.reads.admission.waiting,
+                "waited_reads": self.reads.admission.waited_total,
+                "pressed": self.memory.pressed_total,
+                "open_descriptors": descriptors,
+                "most_descriptors": most_descriptors,
+            },
             "pins": self.pins.facts(),
             "warm": self.warming.facts(),
             "plans": self.plans.facts(),
@@ -634,6 +728,15 @@ def pin_of(settings: SpokeSettings) -> Pin | None:
     return Pin(settings.revision, settings.snapshot)
 
 
+def _planner(next_file: NextFile, capacity_bytes: int) -> Planner:
+    """What is fetched ahead must fit beside what is kept: a small cache would evict it before it is read."""
+    return Planner(
+        next_file,
+        stream_max_bytes=min(limits.PREFETCH_STREAM_MAX_BYTES, capacity_bytes // 8),
+        windows_max_bytes=min(limits.PREFETCH_WINDOWS_MAX_BYTES, capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE),
+    )
+
+
 def _four_fifths_of_the_disk(cache_dir: Path) -> int:
     """The default capacity; the free-space floor still holds when others fill the disk. Raises CacheDirectoryError."""
     above = next(path for path in (cache_dir, *cache_dir.absolute().parents) if path.exists())
@@ -653,17 +756,19 @@ def _plain(value: object) -> object:
 
 def run_spoke(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
     """Serve one mount until SIGTERM, SIGINT, ``umount`` or a lost mount; ``on_ready`` is told once it answers."""
-    runtime.run(_serve(mountpoint, loaded, on_ready))
+    if not runtime.run(_serve(mountpoint, loaded, on_ready)):
+        runtime.leave_threads_behind()
 
 
-async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> None:
+async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object]) -> bool:
     with ServiceManager() as systemd:
-        await _serve_told(mountpoint, loaded, on_ready, systemd)
+        return await _serve_told(mountpoint, loaded, on_ready, systemd)
 
 
 async def _serve_told(
     mountpoint: str, loaded: Loaded[SpokeSettings], on_ready: Callable[[str], object], systemd: ServiceManager
-) -> None:
+) -> bool:
+    """False: the cache disk still holds a thread."""
     stop = asyncio.Event()
     runtime.stop_on_signals(stop)
     starting = asyncio.create_task(Spoke.start(mountpoint, loaded), name="start")
@@ -684,3 +789,4 @@ async def _serve_told(
         systemd.stopping()
         await spoke.close()
         log.info("unmounted", mountpoint=mountpoint)
+    return spoke.store.is_quiet

@@ -24,6 +24,7 @@ from spoke.hub_client.client import HubClient, Request
 from spoke.hub_client.single_flight import Flight, Flights, Landed, Want
 from spoke.insight.history import History, What
 from spoke.landed_runs import LandedRuns
+from spoke.memory import MemoryBudget
 from spoke.recent import Recent
 
 log = get_logger(__name__)
@@ -41,8 +42,17 @@ class Fetcher:
     """``demand`` for a reader that waits, ``prefetch`` for nobody yet; ``start()`` and ``close()`` own the writers."""
 
     def __init__(
-        self, client: HubClient, store: Store, observer: FetchObserver, clock: Callable[[], float], dice: Random
+        self,
+        client: HubClient,
+        store: Store,
+        observer: FetchObserver,
+        clock: Callable[[], float],
+        dice: Random,
+        memory: MemoryBudget | None = None,
     ) -> None:
+        self.memory = memory if memory is not None else MemoryBudget()
+        self.on_behind: Callable[[bool], None] = lambda is_behind: None
+        """Told when what arrives is more than the disk takes, and when that is over."""
         self._client = client
         self._store = store
         self._observer = observer
@@ -50,7 +60,7 @@ class Fetcher:
         self._dice = dice
         self._flights = Flights()
         self.history = History()
-        self.recent = Recent(limits.RECENT_MAX_BYTES)
+        self.recent = Recent(self.memory.recent_bytes)
         self._landed = LandedRuns()
         self._something_to_write = asyncio.Event()
         self._gathering = asyncio.Lock()
@@ -68,6 +78,7 @@ class Fetcher:
         self.skipped_bytes_total = 0
         """Landed, and never written: the cache disk was too far behind."""
         self._behind = False
+        self._said_behind_s = float("-inf")
 
     def start(self) -> None:
         self.tasks = [
@@ -86,6 +97,16 @@ class Fetcher:
         await cancel_and_wait(*self.tasks)
         for flight in self._flights:
             self._end(flight, HubUnreachable("the spoke stops"))
+
+    @property
+    def held_bytes(self) -> int:
+        """Asked for, or arrived and not let go yet."""
+        return self._flights.held_bytes
+
+    @property
+    def landed_bytes(self) -> int:
+        """Arrived whole, and on the way to the disk or kept in its stead."""
+        return self.write_backlog_bytes + self._kept_bytes
 
     async def written(self) -> None:
         """Return once all that has landed was handed to the cache."""
@@ -224,21 +245,33 @@ class Fetcher:
         self._account(flight)
         self.history.note(flight.landed_s, flight.version, flight.extent_index, What.LANDED)
         size_bytes = byte_length(flight.blocks, flight.size_bytes)
-        if self.write_backlog_bytes + size_bytes > limits.WRITE_BACKLOG_MAX_BYTES:
+        if self.write_backlog_bytes + size_bytes > self.memory.write_backlog_bytes:
             self._skip(flight, size_bytes)
             return
+        self._to_be_written(flight, size_bytes)
+
+    def _to_be_written(self, flight: Flight, size_bytes: int) -> None:
         self.write_backlog_bytes += size_bytes
         self._unwritten_count += 1
         self._nothing_unwritten.clear()
         self._landed.add(flight)
         self._look_for_work()
 
+    def disk_is_well(self) -> None:
+        """What it would not take before is tried again: in memory it serves readers, but only as long as it is there."""
+        kept, self._kept, self._kept_bytes = self._kept, OrderedDict(), 0
+        for flight, size_bytes in kept.items():
+            self._to_be_written(flight, size_bytes)
+
     def _skip(self, flight: Flight, size_bytes: int) -> None:
         """Readers go on at the link's speed and memory stays bounded; the next reader of these blocks may fetch them again."""
         if not self._behind:
             self._behind = True
-            log.warning("the cache disk is slower than the link: some of what arrives is not cached",
-                        backlog_bytes=self.write_backlog_bytes)  # fmt: skip
+            self.on_behind(True)
+            if self._clock() - self._said_behind_s >= limits.CACHE_TROUBLE_LOG_S:
+                self._said_behind_s = self._clock()
+                log.warning("the cache disk is slower than the link: some of what arrives is not cached",
+                            backlog_bytes=self.write_backlog_bytes)  # fmt: skip
         self.skipped_bytes_total += size_bytes
         self._keep(flight)
 
@@ -286,7 +319,10 @@ class Fetcher:
                 self._landed.done(run)
                 self._look_for_work()
                 self.write_backlog_bytes -= sum(byte_length(flight.blocks, flight.size_bytes) for flight in run)
-                self._behind = self._behind and self.write_backlog_bytes > limits.WRITE_BACKLOG_MAX_BYTES // 2
+                if self._behind and self.write_backlog_bytes <= self.memory.write_backlog_bytes // 2:
+                    self._behind = False
+                    self.on_behind(False)
+                    self.disk_is_well()
                 self._unwritten_count -= len(run)
                 if not self._unwritten_count:
                     self._nothing_unwritten.set()
@@ -337,10 +373,18 @@ class Fetcher:
         """Serve from memory for a while what the disk would not take."""
         self._kept[flight] = byte_length(flight.blocks, flight.size_bytes)
         self._kept_bytes += self._kept[flight]
-        while self._kept_bytes > limits.BYPASS_MEMORY_BYTES:
+        self._keep_at_most(self.memory.bypass_bytes)
+
+    def _keep_at_most(self, most_bytes: int) -> None:
+        while self._kept_bytes > most_bytes:
             oldest, held_bytes = self._kept.popitem(last=False)
             self._kept_bytes -= held_bytes
             self._flights.remove(oldest)
+
+    def drop_idle(self) -> None:
+        """Let go of what is in memory only to spare the next reader a fetch."""
+        self.recent.forget()
+        self._keep_at_most(0)
 
 
 class _FlightSink:

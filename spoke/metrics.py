@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from common import runtime
 from common.metrics import Metric
+from spoke.cache.health import TROUBLE_KINDS
 from spoke.cache.store import Store
 from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
+from spoke.memory import MemoryLimit
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Tree
 from spoke.plans import Plans
@@ -32,6 +35,11 @@ class Counts:
     fetched_bytes: int = 0
     prefetch_asked_bytes: int = 0
     corrupt_on_wire: int = 0
+
+    @property
+    def served(self) -> int:
+        """Reads at the mount, of any kind."""
+        return self.hits + self.late + self.misses
 
     def read(self, length_bytes: int, result: ReadResult) -> None:
         if result == "hit":
@@ -66,7 +74,10 @@ class Measured(Protocol):
     def plans(self) -> Plans: ...
     @property
     def suspicious(self) -> Suspicion | None: ...
+    @property
+    def memory_limit(self) -> MemoryLimit: ...
     def staleness_s(self) -> float: ...
+    def memory_bytes(self) -> dict[str, int]: ...
 
 
 METRICS: tuple[Metric[Measured], ...] = (
@@ -218,10 +229,51 @@ METRICS: tuple[Metric[Measured], ...] = (
         lambda spoke: spoke.store.usage().write_errors_total,
     ),
     Metric(
+        "headrace_spoke_cache_read_errors",
+        "counter",
+        "Reads the cache disk failed; each was served from the hub.",
+        lambda spoke: spoke.store.usage().read_errors_total,
+    ),
+    Metric(
+        "headrace_spoke_cache_trouble",
+        "gauge",
+        "1 while something is the matter with the cache disk, by what; reads are served from the hub meanwhile.",
+        lambda spoke: {
+            (kind,): float(spoke.store.trouble is not None and spoke.store.trouble.kind == kind)
+            for kind in TROUBLE_KINDS
+        },
+        ("trouble",),
+    ),
+    Metric(
         "headrace_spoke_cache_skipped_bytes",
         "counter",
         "Bytes served and not cached, because the cache disk was too far behind the link.",
         lambda spoke: spoke.fetcher.skipped_bytes_total,
+    ),
+    Metric(
+        "headrace_spoke_memory_bytes",
+        "gauge",
+        "Anonymous memory of the spoke, by what holds it; names and index grow with the dataset and are not under the limit.",
+        lambda spoke: {(owner,): float(held) for owner, held in spoke.memory_bytes().items()},
+        ("owner",),
+    ),
+    Metric(
+        "headrace_spoke_memory_limit_bytes",
+        "gauge",
+        "Limit on the spoke's own memory.",
+        lambda spoke: spoke.memory_limit.limit_bytes,
+    ),
+    Metric(
+        "headrace_spoke_memory_waits",
+        "counter",
+        "Reads that waited for others to end because memory was short, before the hub was asked.",
+        lambda spoke: spoke.reads.admission.waited_total,
+    ),
+    Metric(
+        "headrace_spoke_open_descriptors",
+        "gauge",
+        "File descriptors the spoke has open.",
+        lambda spoke: runtime.open_descriptors()[0],
     ),
     Metric(
         "headrace_spoke_replica_staleness_seconds",

@@ -378,6 +378,11 @@ class Plans:
 
     # --- what it shows -----------------------------------------------------------------------------------
 
+    @property
+    def held_steps(self) -> int:
+        """Steps kept in memory, over all plans."""
+        return sum(plan.order.held_steps for plan in self._plans.values())
+
     def facts(self) -> Mapping[str, Any]:
         """For ``status`` and ``plan list``."""
         now_s = self._clock()

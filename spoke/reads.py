@@ -19,6 +19,7 @@ from spoke.cache.store import BlocksMissing, Store
 from spoke.fetcher import Fetcher
 from spoke.hub_client.single_flight import Flight, Want
 from spoke.long_waits import LongWaits
+from spoke.memory import Admission
 from spoke.namespace.tree import Node
 from spoke.prefetch.source import FAULT_BYTES
 
@@ -109,6 +110,9 @@ class Reads:
         self.open_handles = 0
         self.lent_handles = 0
         """Those of them whose reads are the kernel's own."""
+        self.admission = Admission(fetcher.memory, lambda: fetcher.held_bytes)
+        """Where reads that need the hub wait while memory is short."""
+        self.on_short_of_memory: Callable[[], None] = lambda: None
 
     def open(self, node: Node, task_id: int) -> Handle:
         handle = Handle(self._next_id, node.path(), node.entry.version, node.entry.size_bytes)
@@ -164,6 +168,19 @@ class Reads:
         length_bytes = min(length_bytes, handle.size_bytes - offset_bytes)
         if length_bytes <= 0:
             return b""
+        until_s = self._clock() + self._read_timeout_s
+        while True:
+            try:
+                return await self._read(handle, offset_bytes, length_bytes, task_id)
+            except MemoryError:  # another process may have it; a reader would rather wait than fail
+                self.on_short_of_memory()
+                if self._read_timeout_s and self._clock() >= until_s:
+                    raise
+            await asyncio.sleep(limits.MEMORY_RETRY_S)
+
+    async def _read(
+        self, handle: Handle, offset_bytes: int, length_bytes: int, task_id: int
+    ) -> bytes | bytearray | memoryview:
         blocks = covering(offset_bytes, length_bytes, handle.size_bytes)
         missing: Sequence[BlockRange] = self._store.missing(handle.version, handle.size_bytes, blocks)
         if not missing:
@@ -185,50 +202,41 @@ class Reads:
         missing: Sequence[BlockRange],
         task_id: int,
     ) -> bytearray:
-        started_s = self._clock()
-        timeout_s = self._time_for(handle, blocks, started_s)
-        deadline_s = started_s + timeout_s if timeout_s else None
+        wait = _Wait(self, handle, task_id, offset_bytes, length_bytes)
+        timeout_s = self._time_for(handle, blocks, wait.began_s)
+        deadline_s = wait.began_s + timeout_s if timeout_s else None
         arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        want = Want(blocks, offset_bytes, length_bytes, lambda error: settle(arrival, error))
-        self.waiting += 1
-        wait = self.long_waits.begin(handle.path, offset_bytes)
-        slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self.long_waits.grew_long, wait)
-        well = False
-        token, failure = 0, ""
-        flights: tuple[Flight, ...] = ()
-        result: ReadResult = "miss"
+        want: Want | None = None
+        fetch_bytes = sum(found.block_count for found in missing) * BLOCK_BYTES
+        inside_bytes = 0
         try:
-            late = self._fetcher.demand(handle.version, handle.size_bytes, want, missing, deadline_s=deadline_s)
-            result = "hit" if not want.missing else "late" if late else "miss"
-            if self._waits is not None and want.missing:
-                token, flights = self._waits.wait_began(handle, task_id, started_s), tuple(want.flights)
-            self._observer.read(handle, task_id, offset_bytes, length_bytes, result)
             async with asyncio.timeout(timeout_s or None):
+                if not self.admission.enter_now(length_bytes, fetch_bytes):
+                    await self.admission.enter(length_bytes, fetch_bytes)
+                inside_bytes = length_bytes
+                want = Want(blocks, offset_bytes, length_bytes, lambda error: settle(arrival, error))
+                late = self._fetcher.demand(handle.version, handle.size_bytes, want, missing, deadline_s=deadline_s)
+                wait.asked(want, "hit" if not want.missing else "late" if late else "miss")
                 await self._fill_from_cache(handle, want, missing, deadline_s)
                 want.release_hold()
                 await arrival
-            well = True
+            wait.well = True
         except TimeoutError:
             error = DeadlineExceeded(f"no data from the hub within the read timeout of {self._read_timeout_s:g} s")
-            self.long_waits.timed_out(wait, error)
-            failure = str(error)
+            wait.timed_out(error)
             if timeout_s == self._read_timeout_s:
                 self._note_given_up(handle, blocks)
             raise error from None
         except HeadraceError as error:
-            failure = str(error)
+            wait.failure = str(error)
             self._log_failure(handle, offset_bytes, error)
             raise
         finally:
-            slow.cancel()
-            self.long_waits.ended(wait, well=well)
-            self.waiting -= 1
-            self._fetcher.give_up(want)
-            ended_s = self._clock()
-            self._observer.stalled(handle, task_id, ended_s - started_s)
-            if self._waits is not None and token:
-                waited = Waited(started_s, ended_s, offset_bytes, length_bytes, result, flights, failure)
-                self._waits.wait_ended(token, handle, task_id, waited)
+            if want is not None:
+                self._fetcher.give_up(want)
+            if inside_bytes:
+                self.admission.leave(inside_bytes)
+            wait.end()
         self._store.touch(handle.version, handle.size_bytes, offset_bytes, length_bytes)
         return want.buffer
 
@@ -301,3 +309,56 @@ class Reads:
                 offset_bytes=offset_bytes,
                 seen=doubt,
             )
+
+
+class _Wait:
+    """One read that may have to wait for the hub, and all who keep account of it: from its making to ``end``."""
+
+    def __init__(self, reads: Reads, handle: Handle, task_id: int, offset_bytes: int, length_bytes: int) -> None:
+        self.began_s = reads._clock()
+        self.well = False
+        self.failure = ""
+        self._reads = reads
+        self._handle = handle
+        self._task_id = task_id
+        self._offset_bytes = offset_bytes
+        self._length_bytes = length_bytes
+        self._result: ReadResult = "miss"
+        self._flights: tuple[Flight, ...] = ()
+        self._token = 0
+        reads.waiting += 1
+        self._long = reads.long_waits.begin(handle.path, offset_bytes)
+        self._grows_long = asyncio.get_running_loop().call_later(
+            limits.SLOW_READ_AFTER_S, reads.long_waits.grew_long, self._long
+        )
+
+    def asked(self, want: Want, result: ReadResult) -> None:
+        reads = self._reads
+        self._result = result
+        if reads._waits is not None and want.missing:
+            self._token = reads._waits.wait_began(self._handle, self._task_id, self.began_s)
+            self._flights = tuple(want.flights)
+        reads._observer.read(self._handle, self._task_id, self._offset_bytes, self._length_bytes, result)
+
+    def timed_out(self, error: HeadraceError) -> None:
+        self._reads.long_waits.timed_out(self._long, error)
+        self.failure = str(error)
+
+    def end(self) -> None:
+        reads = self._reads
+        self._grows_long.cancel()
+        reads.long_waits.ended(self._long, well=self.well)
+        reads.waiting -= 1
+        ended_s = reads._clock()
+        reads._observer.stalled(self._handle, self._task_id, ended_s - self.began_s)
+        if reads._waits is not None and self._token:
+            waited = Waited(
+                self.began_s,
+                ended_s,
+                self._offset_bytes,
+                self._length_bytes,
+                self._result,
+                self._flights,
+                self.failure,
+            )
+            reads._waits.wait_ended(self._token, self._handle, self._task_id, waited)

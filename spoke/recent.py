@@ -29,8 +29,8 @@ class Recent:
     """At most ``capacity_bytes``, the longest here forgotten first; of each extent only the piece that came last."""
 
     def __init__(self, capacity_bytes: int) -> None:
-        self._capacity_bytes = capacity_bytes
-        self._held_bytes = 0
+        self.capacity_bytes = capacity_bytes
+        self.held_bytes = 0
         self._pieces: OrderedDict[tuple[bytes, int], Piece] = OrderedDict()
 
     def add(self, version: bytes, landed: Landed) -> None:
@@ -38,11 +38,11 @@ class Recent:
         key = (version, piece.offset_bytes >> _EXTENT_SHIFT)
         replaced = self._pieces.pop(key, None)
         if replaced is not None:
-            self._held_bytes -= len(replaced.data)
+            self.held_bytes -= len(replaced.data)
         self._pieces[key] = piece
-        self._held_bytes += len(piece.data)
-        while self._held_bytes > self._capacity_bytes:
-            self._held_bytes -= len(self._pieces.popitem(last=False)[1].data)
+        self.held_bytes += len(piece.data)
+        while self.held_bytes > self.capacity_bytes:
+            self.held_bytes -= len(self._pieces.popitem(last=False)[1].data)
 
     def find(self, version: bytes, offset_bytes: int, length_bytes: int) -> Piece | None:
         """The piece that holds all these bytes."""
@@ -54,4 +54,4 @@ class Recent:
     def forget(self) -> None:
         """Give the memory back (for a daemon that has become idle)."""
         self._pieces.clear()
-        self._held_bytes = 0
+        self.held_bytes = 0

@@ -45,6 +45,12 @@ def render(facts: Mapping[str, Any]) -> str:
     stalls = facts["stalls"]
     lines.extend(f"  stalls     {said}" for said in stalls["said"][:3])
     lines.extend(f"  training   {_training(job)}" for job in facts["training"][:8])
+    memory = facts["memory"]
+    lines.append(
+        f"  memory     {format_size(memory['own_bytes'])} of {format_size(memory['limit_bytes'])} ({memory['origin']}), "
+        f"{format_size(memory['held_bytes']['names'] + memory['held_bytes']['index'])} more for names and what is cached, "
+        f"{memory['open_descriptors']} of {memory['most_descriptors']} descriptors"
+    )
     pins = facts["pins"]
     if pins["path_count"] or pins["failure"]:
         left = f", {pins['left_out_files']} files fit no more" if pins["left_out_files"] else ""

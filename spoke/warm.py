@@ -199,17 +199,21 @@ class Warmer:
         self._verified_bytes = max(fetched_bytes, self._done_bytes)
         return True
 
+    @property
+    def _outstanding_bytes(self) -> int:
+        return min(limits.WARM_OUTSTANDING_BYTES, self._fetcher.memory.prefetch_bytes // 2)
+
     async def _make_room(self, window_bytes: int, missing_bytes: int) -> None:
         now_s = self._clock()
         due_s = self._pacer.next_send_at(now_s, missing_bytes)
         if due_s > now_s:
             await asyncio.sleep(due_s - now_s)
         self._pacer.sent(max(due_s, now_s), missing_bytes)
-        if self._fetcher.write_backlog_bytes > limits.WARM_OUTSTANDING_BYTES:
+        if self._fetcher.write_backlog_bytes > self._outstanding_bytes:
             # A disk slower than the link: what it cannot take in time would not be cached.
             await self._fetcher.written()
         async with self._room:
-            while self._under_way_bytes and self._under_way_bytes + window_bytes > limits.WARM_OUTSTANDING_BYTES:
+            while self._under_way_bytes and self._under_way_bytes + window_bytes > self._outstanding_bytes:
                 await self._room.wait()
             self._under_way_bytes += window_bytes
 

@@ -21,6 +21,8 @@ LABEL_VALUES = {
     "result": "hit, late, miss",
     "outcome": "used, wasted; of plan steps: taken, or why one was left out",
     "place": "cache, wire",
+    "owner": "names, index, flights, readers, recent, buffers, orders, process",
+    "trouble": "full, inodes, quota, read-only, failing, gone, slow",
     "reason": "a fixed list, in the code",
     "priority": "demand, prefetch",
     "code": "error codes of the wire (common/wire/PROTOCOL.md)",

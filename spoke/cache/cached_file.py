@@ -119,8 +119,9 @@ def open_pair(disk: Disk, data_path: str, index_path: str) -> tuple[int, int]:
         raise
 
 
-def load_blocks(disk: Disk, data_fd: int, index_fd: int, version: bytes, size_bytes: int) -> BlockMap:
-    """The presence map of an opened pair. Raises DamagedIndex, OSError."""
+def load_blocks(disk: Disk, file: tuple[int, int], version: bytes, size_bytes: int) -> BlockMap:
+    """The presence map of an opened pair (descriptors of data and index). Raises DamagedIndex, OSError."""
+    data_fd, index_fd = file
     data_bytes = disk.fstat(data_fd).st_size
     if data_bytes != size_bytes:
         raise ShortFile(f"data file of {data_bytes} bytes, expected {size_bytes}")
@@ -257,4 +258,5 @@ def free_space(disk: Disk, path: str) -> FreeSpace:
         found.f_blocks * found.f_frsize,
         found.f_bavail * found.f_frsize,
         found.f_favail if found.f_files else None,
+        found.f_files or None,
     )

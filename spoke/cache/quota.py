@@ -37,6 +37,7 @@ class FreeSpace:
     total_bytes: int
     free_bytes: int
     free_inodes: int | None
+    total_inodes: int | None = None
 
 
 def check_limits(limits: Limits, total_bytes: int) -> None:
@@ -66,11 +67,17 @@ class Ledger:
         self.reserved_inodes = 0
         self._inodes_left: int | None = None
         self.capacity_bytes = 0
+        self.space = space
         self.look(space)
 
-    def look(self, space: FreeSpace) -> None:
-        """Take in a fresh statvfs: effective capacity = min(configured, used + free - floor)."""
-        room_bytes = self.used_bytes + space.free_bytes - self.limits.free_floor_bytes
+    def look(self, space: FreeSpace, used_before_bytes: int | None = None) -> None:
+        """Take in a fresh statvfs: effective capacity = min(configured, used + free - floor).
+
+        ``used_before_bytes``: what was used before the disk was asked. What was charged since is not in what it said was free.
+        """
+        self.space = space
+        used_bytes = self.used_bytes if used_before_bytes is None else min(self.used_bytes, used_before_bytes)
+        room_bytes = used_bytes + space.free_bytes - self.limits.free_floor_bytes
         self.capacity_bytes = max(0, min(self.limits.capacity_bytes, room_bytes))
         self._inodes_left = None if space.free_inodes is None else space.free_inodes - self.limits.free_floor_inodes
 

@@ -15,6 +15,7 @@ from common.limits import CACHE_READ_ATTEMPTS, CACHE_VERIFY_SLICE_BYTES
 from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, ShortFile, extents_of, loaded, read_blocks
 from spoke.cache.health import DiskHealth
+from spoke.cache.recovery import DirectoryLost
 from spoke.cache.shelf import NOT_THE_DISK, Shelf
 
 log = get_logger(__name__)
@@ -42,9 +43,10 @@ class BlockReader:
         health: DiskHealth,
         disk_failed: Callable[[OSError], None],
         on_verified: Callable[[CachedFile], None],
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self._shelf = shelf
-        self._disk = shelf.disk
         self._policy = shelf.policy
         self._health = health
         self._disk_failed = disk_failed
@@ -63,6 +65,8 @@ class BlockReader:
                     wanted = extents_of(found)
                     self._policy.want(version, wanted.start, wanted.stop)
                 raise BlocksMissing(absent)
+            if not self._health.may_read(self._clock()):
+                raise BlocksMissing([blocks])
             serial = file.freed_serial
             data, bad = await self._check(file, blocks, span)
             if file.removed or file.was_freed(extents, serial):
@@ -85,14 +89,10 @@ class BlockReader:
         unverified = state.unverified(blocks)
         serial = file.freed_serial
         try:
-            self._shelf.open(file)
-            pair = (file.data_fd, file.index_fd)
-            data, bad_blocks = await self._shelf.run(
+            data, bad_blocks = await self._shelf.run_open(
                 self._shelf.read_pool,
                 file,
                 read_blocks,
-                self._disk,
-                pair,
                 file.version,
                 file.size_bytes,
                 span,
@@ -105,7 +105,8 @@ class BlockReader:
         except OSError as error:
             self._read_failed(file, blocks, error)
             raise BlocksMissing([blocks]) from error
-        self._health.read_worked()
+        if self._health.read_worked():
+            log.info("the cache disk can be read again")
         if file.removed or file.was_freed(extents_of(blocks), serial):
             return data, []
         bad = coalesce(BlockRange(block, 1) for block in bad_blocks)
@@ -124,14 +125,16 @@ class BlockReader:
         return data, bad
 
     def _read_failed(self, file: CachedFile, blocks: BlockRange, error: OSError) -> None:
-        if error.errno in NOT_THE_DISK:
+        if error.errno in NOT_THE_DISK or file.removed:
             return
         self.errors_total += 1
-        log.warning("cache read failed", version=file.version.hex(), error=error.strerror or str(error))
-        if self._health.read_failed():
-            self._disk_failed(error)
-        if file.removed:
+        if isinstance(error, DirectoryLost):
+            self._disk_failed(error)  # what is cached may come back with it
             return
+        if self._health.read_failed():
+            self._disk_failed(error)  # the disk, not a spot on it: what it holds may be well
+            return
+        log.warning("cache read failed", version=file.version.hex(), error=error.strerror or str(error))
         if error.errno in (errno.ENOENT, errno.ESTALE):
             self._shelf.remove(file)
         else:

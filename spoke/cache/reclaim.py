@@ -11,13 +11,14 @@ from collections.abc import Callable
 from random import Random
 
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
-from common.errors import CacheWriteError
 from common.limits import CACHE_EVICT_BATCH_BYTES, CACHE_EVICT_ROUNDS_MAX
 from spoke.cache.cached_file import CachedFile, free_space
+from spoke.cache.health import NoRoom, TroubleKind
 from spoke.cache.quota import FreeSpace, Ledger
 from spoke.cache.shelf import Shelf
 
 _BATCHES_OF_CAPACITY = 64
+_NEW_FILE_INODES = 3
 OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -38,13 +39,13 @@ class Reclaimer:
     def _ledger(self) -> Ledger:
         return self._shelf.ledger
 
-    def look(self, space: FreeSpace) -> None:
-        """Take in what statvfs said."""
-        self._ledger.look(space)
+    def look(self, space: FreeSpace, used_before_bytes: int) -> None:
+        """Take in what statvfs said, and what was used before it was asked."""
+        self._ledger.look(space, used_before_bytes)
         self._shelf.policy.set_capacity(self._ledger.capacity_bytes)
 
     async def reserve(self, need_bytes: int, need_inodes: int, version: bytes = b"") -> None:
-        """Set ``need_bytes`` aside for blocks of ``version``, evicting until they fit. Raises CacheWriteError when they cannot."""
+        """Set ``need_bytes`` aside for blocks of ``version``, evicting until they fit. Raises NoRoom when they cannot."""
         for _ in range(CACHE_EVICT_ROUNDS_MAX):
             async with self._lock:
                 if self._ledger.excess_bytes(need_bytes) <= 0 and self._ledger.excess_inodes(need_inodes) <= 0:
@@ -57,21 +58,38 @@ class Reclaimer:
                 self._released.clear()
             # What fills the cache is being written right now, and can be evicted or was refused once it is done.
             await self._released.wait()
-        raise CacheWriteError(
+        raise NoRoom(
+            self._short_of(need_inodes),
             f"no room for {need_bytes} bytes: {self._ledger.used_bytes} of {self._ledger.capacity_bytes} bytes are used, "
-            "and what is cached is pinned, in use or about to be read"
+            "and what is cached is pinned, in use or about to be read",
         )
+
+    def _short_of(self, need_inodes: int) -> TroubleKind | None:
+        """What is lacking; None when the disk has given all the room the cache was to have."""
+        if self._ledger.excess_inodes(need_inodes) > 0:
+            return "inodes"
+        return "full" if self._ledger.capacity_bytes < self._ledger.limits.capacity_bytes else None
 
     def release(self, need_bytes: int, need_inodes: int) -> None:
         """End a reservation: what was written is charged by now."""
         self._ledger.release(need_bytes, need_inodes)
         self._released.set()
 
-    async def squeeze(self, need_bytes: int) -> bool:
+    async def squeeze(self, need_bytes: int, need_inodes: int) -> bool:
         """The disk is full although the books say there is room: look again and evict some. False when nothing can go."""
         async with self._lock:
             await self.refresh()
-            return await self._evict_batch(need_bytes, 0)
+            return await self._evict_batch(need_bytes, need_inodes)
+
+    def has_room(self, need_bytes: int) -> bool:
+        """By the last look at the disk a write of so much fits, if the cache makes room for it, and so does a new file."""
+        ledger = self._ledger
+        return ledger.capacity_bytes > 2 * need_bytes and ledger.excess_inodes(_NEW_FILE_INODES) <= 0
+
+    def is_out_of_inodes(self, need_inodes: int) -> bool:
+        """As of the last look at the disk."""
+        free_inodes = self._ledger.space.free_inodes
+        return free_inodes is not None and free_inodes < need_inodes
 
     async def trim(self) -> None:
         """Get down to the limit, however long it takes."""
@@ -84,7 +102,9 @@ class Reclaimer:
         """Ask the disk for its free space now. Raises OSError."""
         shelf = self._shelf
         path = str(shelf.directory.path)
-        self.look(await asyncio.get_running_loop().run_in_executor(shelf.write_pool, free_space, shelf.disk, path))
+        used_before_bytes = self._ledger.used_bytes
+        space = await asyncio.get_running_loop().run_in_executor(shelf.write_pool, free_space, shelf.disk, path)
+        self.look(space, used_before_bytes)
 
     def condemn(self, live: Callable[[bytes], bool]) -> int:
         """Mark the files whose version is not ``live`` as the first to go; returns how many."""
@@ -100,7 +120,11 @@ class Reclaimer:
         batch_bytes = min(CACHE_EVICT_BATCH_BYTES, self._ledger.capacity_bytes // _BATCHES_OF_CAPACITY)
         want_bytes = min(max(excess_bytes, 0) + batch_bytes, max(excess_bytes, CACHE_EVICT_BATCH_BYTES))
         want_bytes = min(want_bytes, 4 * CACHE_EVICT_BATCH_BYTES)
-        whole_files = not self._shelf.can_punch or self._ledger.excess_inodes(need_inodes) > 0
+        whole_files = (
+            not self._shelf.can_punch
+            or self._ledger.excess_inodes(need_inodes) > 0
+            or self.is_out_of_inodes(need_inodes)
+        )
         freed_bytes = 0
         jobs: set[asyncio.Task[None]] = set()
         while freed_bytes < want_bytes:

@@ -21,7 +21,7 @@ from common import __version__
 from common.entries import VERSION_BYTES
 from common.errors import CacheDirectoryError
 from common.log import get_logger
-from spoke.cache.disk import Disk, allocated_bytes
+from spoke.cache.disk import Disk, allocated_bytes, write_full
 
 log = get_logger(__name__)
 
@@ -30,6 +30,7 @@ IDENTITY_NAME = "headrace-cache.json"
 _LOCK_NAME = "lock"
 _NEW_IDENTITY_NAME = IDENTITY_NAME + ".new"
 _VERSIONS_NAME = "versions"
+_PROBE_NAME = "probe"
 # What may stand in a directory that becomes ours: a fresh file system, or our own start cut short.
 _HARMLESS_NAMES = {"lost+found", _LOCK_NAME, _NEW_IDENTITY_NAME}
 _OUR_FILE = re.compile(rf"([0-9a-f]{{{2 * VERSION_BYTES}}})\.(data|index)")
@@ -110,6 +111,17 @@ class CacheDirectory:
 
     def count_folders(self) -> int:
         return sum(1 for entry in _entries(self._versions_path) if _OUR_FOLDER.fullmatch(entry.name))
+
+
+def try_to_write(disk: Disk, directory: CacheDirectory, size_bytes: int) -> None:
+    """Write a file that has no name any more while it is written, and is gone after it. Raises OSError."""
+    path = str(directory.path / _PROBE_NAME)
+    fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        disk.unlink(path)
+        write_full(disk, fd, bytes(size_bytes), 0)
+    finally:
+        disk.close(fd)
 
 
 def open_directory(path: Path) -> CacheDirectory:

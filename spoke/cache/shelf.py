@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +17,18 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from common.blocks import EXTENT_BLOCKS, BlockRange, count_blocks, whole_file
-from common.limits import CACHE_OPEN_FILES_MAX, CACHE_READ_THREADS, CACHE_WRITE_THREADS
+from common.limits import (
+    CACHE_CLOSE_TIMEOUT_S,
+    CACHE_OPEN_FILES_MAX,
+    CACHE_READ_THREADS,
+    CACHE_SLOW_FOR_S,
+    CACHE_SLOW_LOAD_S,
+    CACHE_WRITE_THREADS,
+)
 from common.log import get_logger
 from spoke.cache.cached_file import (
     CachedFile,
+    CreatedFile,
     allocated_by,
     create_pair,
     extents_of,
@@ -32,21 +42,35 @@ from spoke.cache.eviction import EvictionPolicy
 from spoke.cache.index import DamagedIndex
 from spoke.cache.presence import BlockMap
 from spoke.cache.quota import DIRECTORY_BYTES, NAME_BYTES, Ledger
-from spoke.cache.recovery import CacheDirectory, FoundFile
+from spoke.cache.recovery import CacheDirectory, DirectoryLost, FoundFile
 
 log = get_logger(__name__)
 T = TypeVar("T")
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
+_SHORT_OF = (errno.ENOMEM, *_TOO_MANY_OPEN)
 # Errors that speak of one file or of this process, not of the disk.
-NOT_THE_DISK = (errno.EFBIG, errno.EISDIR, errno.ELOOP, errno.ENOMEM, *_TOO_MANY_OPEN)
+NOT_THE_DISK = (errno.EFBIG, errno.EISDIR, errno.ELOOP, *_SHORT_OF)
 _NO_HOLES = (errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def open_files_max() -> int:
+    """Cached files whose two descriptors stay open: a quarter of what the process may have, at most CACHE_OPEN_FILES_MAX."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return CACHE_OPEN_FILES_MAX if soft == resource.RLIM_INFINITY else max(1, min(CACHE_OPEN_FILES_MAX, soft // 8))
 
 
 class Shelf:
     """Files by version. ``on_disk_error(error)`` hears of every failed removal or punch, ``on_gone(version, blocks)`` of
     blocks that are cached no more."""
 
-    def __init__(self, disk: Disk, directory: CacheDirectory, policy: EvictionPolicy, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: CacheDirectory,
+        policy: EvictionPolicy,
+        ledger: Ledger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.disk = disk
         self.directory = directory
         self.policy = policy
@@ -60,7 +84,14 @@ class Shelf:
         self.on_gone: Callable[[bytes, BlockRange], None] = lambda version, blocks: None
         self.read_pool = ThreadPoolExecutor(CACHE_READ_THREADS, "cache-read")
         self.write_pool = ThreadPoolExecutor(CACHE_WRITE_THREADS, "cache-write")
+        self._clock = clock
+        self._slow_until_s = float("-inf")
+        self._open_files_max = open_files_max()
         self._open_files: OrderedDict[CachedFile, None] = OrderedDict()
+        self._opening: dict[CachedFile, asyncio.Task[None]] = {}
+        self._loading: set[CachedFile] = set()
+        self.is_quiet = True
+        """After ``close``: no thread is left inside the disk."""
         self._creating: dict[CachedFile, asyncio.Task[None]] = {}
         self._removing: dict[bytes, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -97,17 +128,74 @@ class Shelf:
         if file.removed:
             self._retire(file)
 
+    async def run_open(self, pool: ThreadPoolExecutor, file: CachedFile, job: Callable[..., T], *arguments: Any) -> T:
+        """As ``run``; the job gets the disk and the file's descriptors first, which are opened in a thread if they are not.
+
+        Raises OSError, FileNotFoundError when the file was removed before they were open.
+        """
+        file.uses += 1
+        try:
+            while file.data_fd < 0:
+                if file.removed:  # another file may have its name by now
+                    raise FileNotFoundError(errno.ENOENT, "removed meanwhile")
+                await self._opened(pool, file)
+            if file in self._open_files:
+                self._open_files.move_to_end(file)
+            return await self.run(pool, file, job, self.disk, (file.data_fd, file.index_fd), *arguments)
+        finally:
+            self._release(file)
+
+    async def _opened(self, pool: ThreadPoolExecutor, file: CachedFile) -> None:
+        task = self._opening.get(file)
+        if task is None:
+            task = self._opening[file] = self.own(self._open_in(pool, file), "cache open")
+        await asyncio.shield(task)
+
+    async def _open_in(self, pool: ThreadPoolExecutor, file: CachedFile) -> None:
+        loop = asyncio.get_running_loop()
+        self.close_idle(self._open_files_max - 1)
+        try:
+            try:
+                pair = await loop.run_in_executor(pool, self._open_pair, file.version)
+            except OSError as error:
+                if error.errno not in _SHORT_OF:
+                    raise
+                self.close_idle(0)
+                pair = await loop.run_in_executor(pool, self._open_pair, file.version)
+        finally:
+            del self._opening[file]
+        self._have_open(file, pair)
+
+    def _open_pair(self, version: bytes) -> tuple[int, int]:
+        """Raises OSError; DirectoryLost when the file is away because the directory is."""
+        try:
+            return open_pair(self.disk, *self.directory.paths(version))
+        except FileNotFoundError:
+            self.directory.check(self.disk)
+            raise
+
+    def _have_open(self, file: CachedFile, pair: tuple[int, int]) -> None:
+        if file.data_fd >= 0:  # somebody was quicker
+            for fd in pair:
+                self.disk.close(fd)
+            return
+        file.data_fd, file.index_fd = pair
+        self._open_files[file] = None
+        self.close_idle(self._open_files_max)
+
     async def close(self) -> None:
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
-        self.read_pool.shutdown()
-        self.write_pool.shutdown()
+        """Waits a bounded time for jobs on the disk; what they hold open stays so when they do not end (see ``is_quiet``)."""
+        end_s = time.monotonic() + CACHE_CLOSE_TIMEOUT_S
+        while self._tasks and (left_s := end_s - time.monotonic()) > 0:
+            await asyncio.wait(set(self._tasks), timeout=left_s)
+        self.is_quiet = not self._tasks
+        self.read_pool.shutdown(wait=self.is_quiet, cancel_futures=True)
+        self.write_pool.shutdown(wait=self.is_quiet, cancel_futures=True)
+        if not self.is_quiet:
+            log.warning("the cache disk does not finish what was begun; left as it is", jobs=len(self._tasks))
+            return
         for file in list(self._open_files):
             self._close(file)
-        for file in self.files.values():
-            if file.borrow_fd >= 0:
-                self.disk.close(file.borrow_fd)
-                file.borrow_fd = -1
 
     # --- finding, loading, opening ---------------------------------------------------------------------
 
@@ -126,22 +214,60 @@ class Shelf:
         if file.size_bytes != size_bytes:
             self.discard_damaged(file, f"file of {file.size_bytes} bytes, expected {size_bytes}")
             return None
-        if file.blocks is None and not self.load(file):
-            return None
+        if file.blocks is None:
+            if file in self._loading:
+                return None
+            if self.is_slow:
+                self._loading.add(file)
+                self.own(self._load_in_thread(file), "cache load")
+                return None
+            if not self.load(file):
+                return None
         return file
+
+    @property
+    def is_slow(self) -> bool:
+        """A look at the disk held the event loop for long: better none for a while."""
+        return self._clock() < self._slow_until_s
+
+    def slow(self) -> None:
+        """The disk takes its time: nothing on the event loop waits for it for a while."""
+        self._slow_until_s = self._clock() + CACHE_SLOW_FOR_S
+
+    async def _load_in_thread(self, file: CachedFile) -> None:
+        try:
+            blocks = await self.run_open(self.read_pool, file, load_blocks, file.version, file.size_bytes)
+            if not file.removed and file.blocks is None:
+                self._adopt(file, blocks)
+        except (DamagedIndex, OSError) as error:
+            if not file.removed:
+                self._not_loaded(file, error)
+        finally:
+            self._loading.discard(file)
 
     def load(self, file: CachedFile) -> bool:
         """Read the presence map; False when there is nothing to rely on (now)."""
+        began_s = self._clock()
         try:
             self.open(file)
-            blocks = load_blocks(self.disk, file.data_fd, file.index_fd, file.version, file.size_bytes)
-        except DamagedIndex as error:
+            blocks = load_blocks(self.disk, (file.data_fd, file.index_fd), file.version, file.size_bytes)
+        except (DamagedIndex, OSError) as error:
+            self._not_loaded(file, error)
+            return False
+        finally:
+            if self._clock() - began_s > CACHE_SLOW_LOAD_S:
+                self.slow()
+        return self._adopt(file, blocks)
+
+    def _not_loaded(self, file: CachedFile, error: Exception) -> None:
+        if isinstance(error, DamagedIndex):
             self.discard_damaged(file, str(error))
-            return False
-        except OSError as error:
-            if error.errno not in (errno.ENOMEM, *_TOO_MANY_OPEN):
-                self.discard_damaged(file, f"cannot be read: {error.strerror or error}")
-            return False
+        elif isinstance(error, DirectoryLost):
+            self.on_disk_error(error)  # and it may come back
+        elif isinstance(error, OSError) and error.errno not in _SHORT_OF:
+            self.discard_damaged(file, f"cannot be read: {error.strerror or error}")
+
+    def _adopt(self, file: CachedFile, blocks: BlockMap) -> bool:
         extents = file.adopt(blocks)
         extents.pins = self.pins.get(file.version, 0)
         for extent in blocks.present_extents():
@@ -164,16 +290,15 @@ class Shelf:
         if file.data_fd >= 0:
             self._open_files.move_to_end(file)
             return
-        self._close_idle(CACHE_OPEN_FILES_MAX - 1)
+        self.close_idle(self._open_files_max - 1)
         try:
-            pair = open_pair(self.disk, *self.directory.paths(file.version))
+            pair = self._open_pair(file.version)
         except OSError as error:
-            if error.errno not in _TOO_MANY_OPEN:
+            if error.errno not in _SHORT_OF:
                 raise
-            self._close_idle(0)  # the process is short of descriptors: give back what we can, once
-            pair = open_pair(self.disk, *self.directory.paths(file.version))
-        file.data_fd, file.index_fd = pair
-        self._open_files[file] = None
+            self.close_idle(0)  # the process is short of descriptors: give back what we can, once
+            pair = self._open_pair(file.version)
+        self._have_open(file, pair)
 
     def used(self, file: CachedFile) -> None:
         """Most recently used now (its descriptors are open)."""
@@ -187,12 +312,15 @@ class Shelf:
         await asyncio.shield(task)
 
     async def _create(self, file: CachedFile) -> None:
-        self._close_idle(CACHE_OPEN_FILES_MAX - 1)
-        data_path, index_path = self.directory.paths(file.version)
+        self.close_idle(self._open_files_max - 1)
         try:
-            made = await self.run(
-                self.write_pool, file, create_pair, self.disk, data_path, index_path, file.version, file.size_bytes
-            )
+            try:
+                made = await self.run(self.write_pool, file, self._create_job, file.version, file.size_bytes)
+            except OSError as error:
+                if error.errno not in _SHORT_OF:
+                    raise
+                self.close_idle(0)
+                made = await self.run(self.write_pool, file, self._create_job, file.version, file.size_bytes)
         finally:
             del self._creating[file]
         file.on_disk = True
@@ -204,13 +332,18 @@ class Shelf:
             self.ledger.charge(DIRECTORY_BYTES, 1)
         self.recharge(file)
 
+    def _create_job(self, version: bytes, size_bytes: int) -> CreatedFile:
+        """In a thread: the directory is still there, and the pair."""
+        self.directory.check(self.disk)
+        return create_pair(self.disk, *self.directory.paths(version), version, size_bytes)
+
     def recharge(self, file: CachedFile) -> None:
         """What the file takes now, as the file system counts it (its descriptors are open)."""
         taken_bytes = allocated_by(self.disk, (file.data_fd, file.index_fd)) + NAME_BYTES
         self.ledger.charge(taken_bytes - file.charged_bytes)
         file.charged_bytes = taken_bytes
 
-    def _close_idle(self, keep_count: int) -> None:
+    def close_idle(self, keep_count: int) -> None:
         """Close the least recently used files nobody is at work on, until ``keep_count`` are open."""
         surplus = len(self._open_files) - keep_count
         if surplus > 0:
@@ -260,9 +393,7 @@ class Shelf:
         assert extents is not None
         try:
             if not file.removed:
-                self.open(file)
-                pair = (file.data_fd, file.index_fd)
-                await self.run(self.write_pool, file, free_blocks, self.disk, pair, file.size_bytes, ranges)
+                await self.run_open(self.write_pool, file, free_blocks, file.size_bytes, ranges)
             if not file.removed:
                 self.recharge(file)
         except OSError as error:
@@ -319,9 +450,9 @@ class Shelf:
     async def _unlink(self, file: CachedFile, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait((before,))
-        creating = self._creating.get(file)
-        if creating is not None:
-            await asyncio.wait((creating,))
+        for begun in (self._creating.get(file), self._opening.get(file)):
+            if begun is not None:
+                await asyncio.wait((begun,))
         try:
             if file.on_disk:
                 paths = self.directory.paths(file.version)
@@ -366,8 +497,5 @@ class Shelf:
     def give_back(self, file: CachedFile) -> None:
         """One loan of the read-only descriptor ended."""
         file.borrows -= 1
-        if file.borrows == 0:
-            self.disk.close(file.borrow_fd)
-            file.borrow_fd = -1
-            if file.removed:
-                self._retire(file)
+        if file.borrows == 0 and file.removed:
+            self._retire(file)

@@ -11,7 +11,7 @@ import asyncio
 import errno
 import os
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +30,12 @@ from common.blocks import (
 )
 from common.digest import DIGEST_BYTES
 from common.errors import CacheWriteError
+from common.limits import CACHE_INODE_FLOOR_SHARE, CACHE_LENT_FILES_MAX, CACHE_STUCK_WRITE_S, CACHE_TEND_WAIT_S
 from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded
 from spoke.cache.disk import Disk
 from spoke.cache.eviction import EvictionPolicy, NextUse
-from spoke.cache.health import DiskHealth
+from spoke.cache.health import DiskHealth, Trouble, kind_of
 from spoke.cache.quota import (
     DIRECTORY_BYTES,
     Ledger,
@@ -43,7 +44,7 @@ from spoke.cache.quota import (
 )
 from spoke.cache.reader import BlockReader, BlocksMissing
 from spoke.cache.reclaim import Reclaimer
-from spoke.cache.recovery import CacheDirectory, DirectoryLost, open_directory
+from spoke.cache.recovery import CacheDirectory, DirectoryLost, open_directory, try_to_write
 from spoke.cache.shelf import Shelf
 from spoke.cache.writer import BlockWriter
 
@@ -72,6 +73,7 @@ class Usage:
     read_errors_total: int
     write_errors_total: int
     bypass: str | None
+    trouble: Trouble | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class Store:
     ) -> None:
         self.on_whole: Callable[[bytes], None] | None = None
         self.on_gone: Callable[[bytes, BlockRange], None] | None = None
+        self.on_well: Callable[[], None] = lambda: None
+        """Called when trouble with the disk has ended."""
         self._directory = directory
         self._shelf = shelf
         self._disk = shelf.disk
@@ -108,12 +112,18 @@ class Store:
         self._clock = clock
         self._configured_bytes = configured_bytes
         self._health = DiskHealth()
-        self._reader = BlockReader(shelf, self._health, self._disk_failed, self._announce)
-        self._writer = BlockWriter(shelf, self._reclaim, self._health, self._disk_failed, self._announce)
+        self._reader = BlockReader(shelf, self._health, self._disk_failed, self._announce, clock)
+        self._writer = BlockWriter(
+            shelf, self._reclaim, self._health, self._disk_failed, self._announce, clock, self._well
+        )
         self._lent: dict[bytes, deque[CachedFile]] = {}
         self._nowait_works = True
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._closed = False
+        self._behind = False
+        self._stuck = False
+        self._tending: asyncio.Task[None] | None = None
+        self._lent_open: OrderedDict[CachedFile, None] = OrderedDict()
         shelf.on_disk_error = self._disk_failed
         shelf.on_gone = self._gone
 
@@ -135,14 +145,15 @@ class Store:
         not writable, too small.
         """
         disk = disk or Disk()
-        limits = Limits(capacity_bytes, free_floor_bytes, free_floor_inodes)
         directory = open_directory(Path(cache_dir))
         try:
             space = free_space(disk, str(directory.path))
+            free_floor_inodes = min(free_floor_inodes, (space.total_inodes or 0) // CACHE_INODE_FLOOR_SHARE)
+            limits = Limits(capacity_bytes, free_floor_bytes, free_floor_inodes)
             check_limits(limits, space.total_bytes)
             ledger = Ledger(limits, space)
             policy = EvictionPolicy(dice, capacity_bytes)
-            shelf = Shelf(disk, directory, policy, ledger)
+            shelf = Shelf(disk, directory, policy, ledger, clock)
             for found in directory.scan(disk):
                 shelf.restore(found)
             ledger.charge(directory.count_folders() * DIRECTORY_BYTES)
@@ -174,11 +185,17 @@ class Store:
             return
         self._closed = True
         await self._shelf.close()
-        for loans in self._lent.values():
-            for fd in {file.borrow_fd for file in loans if file.borrow_fd >= 0}:
-                self._disk.close(fd)
+        for file in self._lent_open:
+            self._disk.close(file.borrow_fd)
+            file.borrow_fd = -1
+        self._lent_open.clear()
         self._lent.clear()
         self._directory.close()
+
+    @property
+    def is_quiet(self) -> bool:
+        """After ``close``: no thread of ours is left inside the disk."""
+        return self._shelf.is_quiet
 
     # --- what is here ------------------------------------------------------------------------------------
 
@@ -227,7 +244,38 @@ class Store:
             read_errors_total=self._reader.errors_total,
             write_errors_total=self._writer.errors_total,
             bypass=self._health.reason,
+            trouble=self.trouble,
         )
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What is the matter with the cache disk now; reads succeed from the hub meanwhile."""
+        if self._health.trouble is not None:
+            return self._health.trouble
+        if self._is_stuck:
+            return Trouble("slow", f"a write to it has been under way for more than {CACHE_STUCK_WRITE_S:g} s")
+        return (
+            Trouble("slow", "it is slower than the link: some of what arrives is not cached") if self._behind else None
+        )
+
+    @property
+    def _is_stuck(self) -> bool:
+        return self._writer.oldest_s(self._clock()) > CACHE_STUCK_WRITE_S
+
+    def behind(self, is_behind: bool) -> None:
+        """Whoever hands over what is to be written had to leave some out (or need not any more)."""
+        self._behind = is_behind
+        if is_behind:
+            self._shelf.slow()
+
+    def close_idle_files(self) -> None:
+        """Give descriptors back that nobody is at work on."""
+        self._shelf.close_idle(0)
+        self._close_lent(0)
+
+    @property
+    def files_known(self) -> int:
+        return len(self._shelf.files)
 
     def _find(self, version: bytes, size_bytes: int) -> CachedFile | None:
         return None if self._closed else self._shelf.find(version, size_bytes)
@@ -380,9 +428,15 @@ class Store:
         )
 
     def _disk_failed(self, error: OSError) -> None:
-        reason = str(error) if isinstance(error, DirectoryLost) else error.strerror or str(error)
-        if self._health.failed(self._clock(), reason):
-            log.error("the cache is bypassed", reason=reason, path=str(self._directory.path))
+        lost = isinstance(error, DirectoryLost)
+        reason = str(error) if lost else error.strerror or str(error)
+        if self._health.failed(self._clock(), "gone" if lost else kind_of(error), reason):
+            log.error("the cache is bypassed: reads are served from the hub until its disk is well again",
+                      reason=reason, path=str(self._directory.path))  # fmt: skip
+
+    def _well(self) -> None:
+        log.info("the cache disk takes writes again", path=str(self._directory.path))
+        asyncio.get_running_loop().call_soon(self.on_well)
 
     def _gone(self, version: bytes, blocks: BlockRange) -> None:
         if self.on_gone is not None:
@@ -406,14 +460,32 @@ class Store:
             raise BlocksMissing([whole_file(size_bytes)])
         if file.borrow_fd < 0:
             try:
-                path, _ = self._directory.paths(version)
-                file.borrow_fd = self._disk.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+                self._close_lent(CACHE_LENT_FILES_MAX - 1)
+                file.borrow_fd = self._open_to_lend(version)
             except OSError as error:
                 raise BlocksMissing([whole_file(size_bytes)]) from error
+            self._lent_open[file] = None
         file.borrows += 1
         self._lent.setdefault(version, deque()).append(file)
         self._shelf.pin(version, +1)
         return file.borrow_fd
+
+    def _open_to_lend(self, version: bytes) -> int:
+        path, _ = self._directory.paths(version)
+        try:
+            return self._disk.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
+            self.close_idle_files()
+            return self._disk.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+
+    def _close_lent(self, keep_count: int) -> None:
+        """The kernel has a reference of its own by now; the loans go on."""
+        while len(self._lent_open) > keep_count:
+            file, _ = self._lent_open.popitem(last=False)
+            self._disk.close(file.borrow_fd)
+            file.borrow_fd = -1
 
     def return_fd(self, version: bytes) -> None:
         """End one loan. The reads it served were not seen: the whole file counts as used now."""
@@ -425,6 +497,9 @@ class Store:
         if not loans:
             del self._lent[version]
         self._shelf.pin(version, -1)
+        if file.borrows == 1 and self._lent_open.pop(file, True) is None:
+            self._disk.close(file.borrow_fd)
+            file.borrow_fd = -1
         self._shelf.give_back(file)
         if not file.removed and file.extents is not None:
             self._policy.touch(file.extents, 0, len(file.extents.ticks), file.size_bytes)
@@ -448,12 +523,40 @@ class Store:
 
     async def tend(self) -> None:
         """For a slow timer: look at the directory and the disk's free space, and get down to the limits if others took some."""
-        if self._closed or not self._health.may_write(self._clock()):
+        if self._closed:
             return
+        if self._is_stuck != self._stuck:
+            self._stuck = not self._stuck
+            if self._stuck:
+                self._shelf.slow()
+                log.warning("the cache disk is slow: a write to it does not end", path=str(self._directory.path))
+            else:
+                log.info("the cache disk takes writes again", path=str(self._directory.path))
+        if not self._health.may_write(self._clock()):
+            return
+        if self._tending is None or self._tending.done():
+            self._tending = self._shelf.own(self._tend(), "cache tending")
+        await asyncio.wait((self._tending,), timeout=CACHE_TEND_WAIT_S)
+
+    async def _tend(self) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._shelf.write_pool, self._directory.check, self._disk)
             await self._reclaim.refresh()
+            if self._health.trouble is not None and await self._is_well_again() and self._health.wrote():
+                self._well()
         except OSError as error:
-            self._disk_failed(error)
+            if self._health.bypass is not None or kind_of(error) not in ("full", "quota"):
+                self._disk_failed(error)
             return
-        await asyncio.shield(self._shelf.own(self._reclaim.trim(), "cache trim"))
+        await self._reclaim.trim()
+
+    async def _is_well_again(self) -> bool:
+        """Try the disk for which trouble was seen, without waiting for somebody's write. Raises OSError: it is not."""
+        short = self._health.shortage
+        if self._health.bypass is None and short is not None and short.kind != "quota":
+            return self._reclaim.has_room(EXTENT_BYTES)  # what the disk says of itself
+        probe_bytes = BLOCK_BYTES if self._health.bypass is not None else EXTENT_BYTES
+        await asyncio.get_running_loop().run_in_executor(
+            self._shelf.write_pool, try_to_write, self._disk, self._directory, probe_bytes
+        )
+        return True

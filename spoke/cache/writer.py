@@ -14,7 +14,8 @@ from common.errors import CacheWriteError
 from common.limits import CACHE_STATVFS_EVERY_BYTES
 from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, write_blocks
-from spoke.cache.health import DiskHealth
+from spoke.cache.disk import Disk
+from spoke.cache.health import DiskHealth, NoRoom, TroubleKind, kind_of
 from spoke.cache.quota import FILE_OVERHEAD_BYTES, WRITE_OVERHEAD_BYTES, FreeSpace
 from spoke.cache.reclaim import OUT_OF_SPACE, Reclaimer
 from spoke.cache.shelf import NOT_THE_DISK, Shelf
@@ -22,12 +23,18 @@ from spoke.cache.shelf import NOT_THE_DISK, Shelf
 log = get_logger(__name__)
 
 _FILE_INODES = 3  # data, index, and perhaps a folder
+_SHORT_OF_WHAT: dict[TroubleKind, str] = {
+    "full": "no space left on it",
+    "inodes": "no inodes left on it",
+    "quota": "the quota of this user, group or directory is reached",
+}
 
 
 class BlockWriter:
     """Writes blocks of any file on the shelf.
 
-    ``on_written(file)`` is called after each success, ``disk_failed(error)`` when the disk is to blame.
+    ``on_written(file)`` is called after each success, ``disk_failed(error)`` when the disk is to blame, ``on_well()`` when
+    trouble has ended with a write.
     """
 
     def __init__(
@@ -37,9 +44,13 @@ class BlockWriter:
         health: DiskHealth,
         disk_failed: Callable[[OSError], None],
         on_written: Callable[[CachedFile], None],
+        clock: Callable[[], float],
+        on_well: Callable[[], None],
     ) -> None:
+        self._clock = clock
+        self._on_well = on_well
+        self._under_way: dict[object, float] = {}
         self._shelf = shelf
-        self._disk = shelf.disk
         self._directory = shelf.directory
         self._policy = shelf.policy
         self._reclaim = reclaim
@@ -80,13 +91,24 @@ class BlockWriter:
             extents.hold(extent)
         try:
             await self._write_held(file, blocks, pieces, digests)
-        except CacheWriteError:
+        except CacheWriteError as error:
             self.errors_total += 1
+            if isinstance(error, NoRoom) and error.kind is not None:
+                self.short_of(error.kind, str(error))
             raise
         finally:
             for extent in touched:
                 extents.let_go(extent)
             self._shelf.remove_if_empty(file)
+
+    def short_of(self, kind: TroubleKind, reason: str) -> None:
+        if self._health.refused(self._clock(), kind, reason):
+            log.warning("no room on the cache disk: what does not fit is served and not cached", reason=reason,
+                        path=str(self._directory.path))  # fmt: skip
+
+    def oldest_s(self, now_s: float) -> float:
+        """How long the write that began first has been under way; 0 when there is none."""
+        return now_s - next(iter(self._under_way.values()), now_s)
 
     async def _write_held(
         self,
@@ -100,17 +122,25 @@ class BlockWriter:
         need_bytes = new_count * BLOCK_BYTES + overhead_bytes * len(extents_of(blocks))
         need_inodes = 0 if file.on_disk else _FILE_INODES
         await self._reclaim.reserve(need_bytes, need_inodes, file.version)
+        used_before_bytes = self._shelf.ledger.used_bytes
+        write = object()
+        self._under_way[write] = self._clock()
         try:
             space = await self._write_to_disk(file, blocks, pieces, digests, need_bytes)
             if file.removed:
                 return
             self._shelf.recharge(file)
+        except OSError as error:  # it cannot even say what the file takes
+            if error.errno not in NOT_THE_DISK:
+                self._disk_failed(error)
+            raise CacheWriteError(f"cache write failed: {error.strerror or error}") from error
         finally:
+            del self._under_way[write]
             self._reclaim.release(need_bytes, need_inodes)
         if space is not None:
-            self._reclaim.look(space)
+            self._reclaim.look(space, used_before_bytes)
         if self._health.wrote():
-            log.info("the cache disk takes writes again")
+            self._on_well()
         loaded(file).set_verified(blocks)
         assert file.extents is not None
         for extent in extents_of(blocks):
@@ -131,24 +161,25 @@ class BlockWriter:
         for last_try in (False, True):
             try:
                 if not file.on_disk and not file.removed:
-                    self._directory.check(self._disk)
                     await self._shelf.create(file)
                 if file.removed:
                     return None  # dropped while we waited: there is nothing to keep these blocks in
-                self._shelf.open(file)
                 self._unseen_bytes += blocks.block_count * BLOCK_BYTES
                 look = self._unseen_bytes >= CACHE_STATVFS_EVERY_BYTES
                 if look:
                     self._unseen_bytes = 0
-                pair = (file.data_fd, file.index_fd)
-                return await self._shelf.run(
-                    self._shelf.write_pool, file, self._write_job, pair, file.size_bytes, blocks, pieces, digests, look
+                return await self._shelf.run_open(
+                    self._shelf.write_pool, file, self._write_job, file.size_bytes, blocks, pieces, digests, look
                 )
             except OSError as error:
+                if file.removed:
+                    return None
                 if error.errno in OUT_OF_SPACE:
-                    if not last_try and await self._squeezed(need_bytes):
+                    need_inodes = 0 if file.on_disk else _FILE_INODES
+                    if not last_try and await self._squeezed(need_bytes, need_inodes):
                         continue
-                    raise CacheWriteError(f"the cache disk is full: {error.strerror}") from error
+                    kind = "inodes" if self._reclaim.is_out_of_inodes(need_inodes) else kind_of(error)
+                    raise NoRoom(kind, f"the cache disk is full: {_SHORT_OF_WHAT[kind]}") from error
                 if error.errno not in NOT_THE_DISK:
                     self._disk_failed(error)
                 raise CacheWriteError(f"cache write failed: {error.strerror or error}") from error
@@ -156,6 +187,7 @@ class BlockWriter:
 
     def _write_job(
         self,
+        disk: Disk,
         pair: tuple[int, int],
         size_bytes: int,
         blocks: BlockRange,
@@ -164,13 +196,13 @@ class BlockWriter:
         look: bool,
     ) -> FreeSpace | None:
         """In a thread: the directory is still there, the blocks, and now and then the disk's free space."""
-        self._directory.check(self._disk)
-        write_blocks(self._disk, pair, size_bytes, blocks.first_block, pieces, digests)
-        return free_space(self._disk, str(self._directory.path)) if look else None
+        self._directory.check(disk)
+        write_blocks(disk, pair, size_bytes, blocks.first_block, pieces, digests)
+        return free_space(disk, str(self._directory.path)) if look else None
 
-    async def _squeezed(self, need_bytes: int) -> bool:
+    async def _squeezed(self, need_bytes: int, need_inodes: int) -> bool:
         try:
-            return await self._reclaim.squeeze(need_bytes)
+            return await self._reclaim.squeeze(need_bytes, need_inodes)
         except OSError as error:
             self._disk_failed(error)
             return False

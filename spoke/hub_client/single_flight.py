@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, intersection, split_at_extents, subtract
+from common.blocks import (
+    BLOCK_BYTES,
+    EXTENT_BLOCKS,
+    BlockRange,
+    byte_length,
+    intersection,
+    split_at_extents,
+    subtract,
+)
 from common.errors import HeadraceError
 
 
@@ -136,6 +144,8 @@ class Flights:
 
     def __init__(self) -> None:
         self._by_extent: dict[tuple[bytes, int], list[Flight]] = {}
+        self.held_bytes = 0
+        """Of all flights here: asked for, or arrived and not let go."""
 
     def __len__(self) -> int:
         return sum(len(flights) for flights in self._by_extent.values())
@@ -159,11 +169,13 @@ class Flights:
 
     def add(self, flight: Flight) -> None:
         self._by_extent.setdefault((flight.version, flight.extent_index), []).append(flight)
+        self.held_bytes += byte_length(flight.blocks, flight.size_bytes)
 
     def remove(self, flight: Flight) -> None:
         key = (flight.version, flight.extent_index)
         flights = self._by_extent.get(key)
         if flights is not None and flight in flights:
             flights.remove(flight)
+            self.held_bytes -= byte_length(flight.blocks, flight.size_bytes)
             if not flights:
                 del self._by_extent[key]

@@ -65,9 +65,9 @@ def test_a_cut_or_longer_index_never_loads(cut: int, tail: bytes, presence: byte
         index.flush()
         os.ftruncate(data.fileno(), SIZE_BYTES)
         if len(content) == TOTAL and content[:72] == whole[:72]:
-            blocks = load_blocks(Disk(), data.fileno(), index.fileno(), VERSION, SIZE_BYTES)
+            blocks = load_blocks(Disk(), (data.fileno(), index.fileno()), VERSION, SIZE_BYTES)
             assert blocks.present_count == content[4096:4102].count(1)
             assert blocks.verified_count == 0
         else:
             with pytest.raises(DamagedIndex):
-                load_blocks(Disk(), data.fileno(), index.fileno(), VERSION, SIZE_BYTES)
+                load_blocks(Disk(), (data.fileno(), index.fileno()), VERSION, SIZE_BYTES)

@@ -99,7 +99,8 @@ async def test_what_waits_for_the_disk_is_bounded_and_readers_do_not_wait(monkey
 
     store.go.set()
     await fetcher.written()
-    assert store.written == set(range(16))
+    kept = set(range(EXTENTS - 8, EXTENTS))
+    assert store.written == set(range(16)) | kept, "what memory kept meanwhile is written once the disk keeps up"
     assert fetcher.write_backlog_bytes == 0
     assert await read(fetcher, 20) == CONTENT
     await fetcher.written()

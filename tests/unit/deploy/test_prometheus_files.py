@@ -98,7 +98,8 @@ def test_names_follow_the_rules() -> None:
         assert re.fullmatch(r"headrace_(hub|spoke)_[a-z0-9_]+", name)
         assert metric.meaning.endswith(".")
         assert set(metric.labels) <= {
-            "source", "result", "outcome", "place", "reason", "priority", "code", "kind", "dataset", "spoke"
+            "source", "result", "outcome", "place", "reason", "priority", "code", "kind", "dataset", "spoke",
+            "owner", "trouble",
         }, "a new label must be bounded, and described in metrics_page.py"  # fmt: skip
     assert len(EXPOSED) == len(TABLES)
 

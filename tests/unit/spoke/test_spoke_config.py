@@ -23,6 +23,7 @@ def test_a_mount_stays_at_one_tree_or_follows() -> None:
     assert settings(revision=0).revision == 0
     assert settings(snapshot="s").snapshot == "s"
     assert settings(consistency="strict").consistency == "strict"
+    assert (settings().memory_limit, settings(memory_limit="1GiB").memory_limit) == (512 << 20, 1 << 30)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,9 @@ def test_a_mount_stays_at_one_tree_or_follows() -> None:
         ({"revision": -1}, "revision"),
         ({"snapshot": "x" * 65}, "snapshot"),
         ({"consistency": "eventual"}, "consistency"),
+        ({"memory_limit": "10MiB"}, r"memory-limit .*10MiB is too little: a spoke needs at least 128 MiB"),
+        ({"memory_limit": "much"}, "memory-limit"),
+        ({"memory_limit": "0"}, "at least 128 MiB"),
     ],
 )
 def test_what_cannot_be_together_or_at_all(flags: dict[str, Any], said: str) -> None:
