@@ -91,7 +91,9 @@ class Run:
     # --- the run -----------------------------------------------------------------------------------------
 
     def stop(self) -> None:
+        """As soon as may be; from a signal handler."""
         self._stop.set()
+        self.rig.stopping = True
         self.report.interrupted = True
 
     def __call__(self, out: Path | None = None, *, keep: bool = False) -> Report:
@@ -175,6 +177,8 @@ class Run:
             for thread in running:
                 if self._chosen[thread.name].shape.uses & self._chosen[planned.kind].shape.uses:
                     thread.join()
+            if self._stop.is_set():
+                break
             running = [thread for thread in running if thread.is_alive()]
             running.append(threading.Thread(target=self._break, args=(planned,), name=planned.kind))
             running[-1].start()
@@ -257,6 +261,8 @@ class Run:
                     self._event({"kind": "died", "what": kind, "path": seen.text.rpartition(" ")[2], "signal": name,
                                  "from_s": seen.busy_since_s or now_s, "to_s": now_s})  # fmt: skip
                     rig.start_reader(index)
+        if self._stop.is_set():
+            return
         if not rig.spoke_meant_down and rig.spoke.poll() is not None:
             with rig._spoke_lock:
                 if not rig.spoke_meant_down and rig.spoke.poll() is not None:
