@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench.chaos.faults import FAULTS
+from bench.chaos.faults import BEYOND, FAULTS, usual
 from bench.chaos.run import READERS, Report, Run
 from bench.chaos.schedule import kinds_of
 from bench.lab import why_no_mount
@@ -70,7 +70,7 @@ def main() -> int:
         "--for", dest="length_s", default=1800.0, type=parse_duration, help="how long, e.g. 30m (default)"
     )
     parser.add_argument("--seed", type=int, help="of the schedule and all choices (default: a new one, printed)")
-    parser.add_argument("--faults", help="only these, with commas between (default: all)")
+    parser.add_argument("--faults", help="only these, with commas between (default: all that --list shows as such)")
     parser.add_argument("--read-timeout", default=10.0, type=parse_duration, help="of the spoke (default 10s)")
     parser.add_argument(
         "--out", type=Path, default=Path("bench/out"), help="directory for the JSON, and logs of a failed run"
@@ -84,9 +84,11 @@ def main() -> int:
         given = parser.parse_args()
         if given.list:
             for kind, fault in FAULTS.items():
-                console.print(f"{kind:24} {' '.join(sorted(fault.shape.uses))}")
+                console.print(
+                    f"{kind:24} {' '.join(sorted(fault.shape.uses))}{', only when named' if kind in BEYOND else ''}"
+                )
             return 0
-        kinds = list(FAULTS) if given.faults is None else kinds_of(given.faults, list(FAULTS))
+        kinds = usual() if given.faults is None else kinds_of(given.faults, list(FAULTS))
         if reason := why_no_mount():
             raise ValueError(f"this machine cannot mount: {reason}")
     except (ValueError, HeadraceError) as error:

@@ -44,6 +44,15 @@ class Fault:
 
 FAULTS: dict[str, Fault] = {}
 
+BEYOND = ("wire_flip_map", "wire_flip_names")
+"""Not part of a run unless named: on a plain connection only TCP's checksum guards what is said about names (SEMANTICS.md, last
+section), and these two show it. DATA has digests of its own."""
+
+
+def usual() -> list[str]:
+    """The kinds of a run that names none."""
+    return [kind for kind in FAULTS if kind not in BEYOND]
+
 
 def fault(uses: str, least_s: float, most_s: float) -> Callable[[Callable[[Rig, random.Random], Steps]], Any]:
     """``uses``: words; no two faults that share one overlap."""

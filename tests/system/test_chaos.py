@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.chaos.faults import FAULTS
+from bench.chaos.faults import usual
 from bench.chaos.run import FEW_READERS, READERS, Run
 
 pytestmark = pytest.mark.mount
@@ -26,7 +26,7 @@ def test_three_faults_and_not_one_wrong_byte(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_fault_once(tmp_path: Path) -> None:
-    report = Run(1, 1.0, list(FAULTS), readers=READERS, say=print)(tmp_path)
+    report = Run(1, 1.0, usual(), readers=READERS, say=print)(tmp_path)
     assert report.passed, json.dumps(report.failures, indent=1)[:8000]
     assert len(report.kinds_done) >= 20
 
