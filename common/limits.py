@@ -269,6 +269,40 @@ CACHE_READ_ERRORS_MAX = 8
 CACHE_VERIFY_SLICE_BYTES = 4 * 1024 * 1024
 """What one verify job reads before it gives its thread back."""
 
+SCRUB_SLICE_BLOCKS = 64
+"""What the scrub reads at once (256 KiB): some 150 us of the interpreter, in which no reader is answered."""
+
+SCRUB_LOOK_BLOCKS = 65_536
+"""How far one look for the next present block goes: some 30 us over 256 extents."""
+
+SCRUB_SAVE_INTERVAL_S = 30.0
+"""Between two notes of how far the scrub is. A kill costs what was compared since."""
+
+SCRUB_REST_S = 5.0
+"""Between the end of a pass and the next, and between two looks at an empty cache."""
+
+MEND_FILE_MAX_BLOCKS = 4096
+"""Blocks (16 MiB) of one file that are fetched again as soon as they were found bad. Of more, or of a file dropped as a whole,
+the rest is fetched when somebody reads it; a file that the kernel reads by itself is mended whole, so much at a time."""
+
+UNREADABLE_LOG_INTERVAL_S = 60.0
+"""Between two log lines of the hub about one block that its disk cannot read; a spoke asks for it several times."""
+
+UNREADABLE_NOTED_MAX = 1024
+"""Such blocks remembered. Beyond it all are forgotten, and logged anew."""
+
+COMPLAINT_GATHER_S = 0.25
+"""Bad blocks of one file found within it make one log line."""
+
+COMPLAINTS_MAX = 256
+"""Files with bad blocks that wait for their log line. Those beyond it are logged by version alone."""
+
+VERIFY_REPAIR_TIMEOUT_S = 60.0
+"""How long ``verify`` waits for the blocks it found bad to come again. What has not come by then is said to be missing."""
+
+VERIFY_SHOWN_MAX = 200
+"""Files with bad blocks that ``verify`` names; further ones are counted."""
+
 CACHE_EVICT_BATCH_BYTES = 4 * 1024 * 1024
 """Bytes freed at once (at most 1/64 of the capacity), so that not every write waits for its own hole."""
 

@@ -28,6 +28,10 @@ now_s: Callable[[], float] = time.monotonic
 """Seconds on a clock that never goes back; comparable only within this process."""
 
 
+sleep: Callable[[float], None] = time.sleep
+"""For commands that have no event loop."""
+
+
 def wall_time_s() -> float:
     """Seconds since the epoch, for showing to people only."""
     return time.time()

@@ -137,6 +137,8 @@ class Reader:
         self._gates: dict[bytes, list[asyncio.Future[Resolved | None]]] = {}
         self._opening: set[asyncio.Task[None]] = set()
         self._nowait_works = True
+        self._noting = threading.Lock()
+        self._noted: dict[tuple[bytes, int], int] = {}
         self.inline_reads = 0
         self.thread_reads = 0
 
@@ -264,12 +266,35 @@ class Reader:
             try:
                 data = _buffer(byte_length(blocks, place.identity.size_bytes))
                 _require_identity(file.fd, place.identity)
-                _read_fully(file.fd, memoryview(data), blocks.first_block * BLOCK_BYTES)
+                try:
+                    _read_fully(file.fd, memoryview(data), blocks.first_block * BLOCK_BYTES)
+                except OSError as error:
+                    self._note_unreadable(version, place.path, _first_unreadable(file.fd, blocks), error)
+                    raise
                 _require_identity(file.fd, place.identity)
             finally:
                 self._files.release(file)
         self.thread_reads += 1
         return Extent(blocks, data, block_digests(version, blocks.first_block, data))
+
+    def _note_unreadable(self, version: bytes, path: bytes, block: int, error: OSError) -> None:
+        """One line for a bad place, however often it is asked for; in any thread."""
+        now_ns = self._wall_clock_ns()
+        with self._noting:
+            last_ns = self._noted.get((version, block))
+            if last_ns is not None and 0 <= now_ns - last_ns < limits.UNREADABLE_LOG_INTERVAL_S * 1e9:
+                return
+            if len(self._noted) >= limits.UNREADABLE_NOTED_MAX:
+                self._noted.clear()
+            self._noted[version, block] = now_ns
+        log.error(
+            "a file cannot be read; spokes that have its blocks serve them, readers of others get EIO",
+            dataset=self._export.name,
+            path=path,
+            block=block,
+            cause=error.strerror or str(error),
+            next_step=_advice(error).removeprefix("; "),
+        )
 
     @contextlib.contextmanager
     def _translated(self, place: Resolved) -> Iterator[None]:
@@ -330,7 +355,20 @@ def _read_fully(fd: int, view: memoryview, offset_bytes: int) -> None:
         done_bytes += count
 
 
+def _first_unreadable(fd: int, blocks: BlockRange) -> int:
+    """Which of the blocks it was; the first of them when all can be read after all."""
+    block = bytearray(BLOCK_BYTES)
+    for index in range(blocks.first_block, blocks.end_block):
+        try:
+            os.preadv(fd, [block], index * BLOCK_BYTES)
+        except OSError:
+            return index
+    return blocks.first_block
+
+
 def _advice(error: OSError) -> str:
+    if error.errno in {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO}:
+        return "; the disk under the dataset fails there: look at dmesg and smartctl on the hub, put the file back from a copy"
     if error.errno == errno.EACCES:
         return "; let the hub's user read it"
     if error.errno in {errno.EMFILE, errno.ENFILE}:

@@ -12,7 +12,7 @@ import typer
 
 from common import __version__
 from common.terminal import EXIT_FAILED, exit_codes, warn
-from spoke import cache_cli, explain_cli, look_cli, plan_cli, warm_cli
+from spoke import cache_cli, explain_cli, look_cli, plan_cli, verify_cli, warm_cli
 from spoke.asking import Mountpoint, untouched_path
 from spoke.asking import ask as _ask
 from spoke.places import runtime_dir
@@ -60,6 +60,10 @@ def mount(
         typer.Option(
             help="The most memory it takes for itself, at least 128MiB. [default: 512MiB, or half its cgroup's]"
         ),
+    ] = None,
+    scrub_rate: Annotated[
+        str | None,
+        typer.Option(help="Compare what is cached with its digests again at this rate, 0: never. [default: 8MiB/s]"),
     ] = None,
     links: Annotated[
         int | None, typer.Option(help="Bulk connections to the hub, 0: as many as the path wants. [default: 0]")
@@ -126,6 +130,7 @@ def mount(
         "read_timeout": read_timeout,
         "connect_timeout": connect_timeout,
         "memory_limit": memory_limit,
+        "scrub_rate": scrub_rate,
         "links": links,
         "identity": identity,
         "prefetch": prefetch,
@@ -211,6 +216,7 @@ app.command()(look_cli.bugreport)
 app.command()(warm_cli.warm)
 app.command()(warm_cli.pin)
 app.command()(warm_cli.unpin)
+app.command()(verify_cli.verify)
 
 
 @app.command()

@@ -17,7 +17,7 @@ from common.limits import (
     READAHEAD_MAX_KIB,
     READAHEAD_MIN_KIB,
 )
-from common.units import format_address, format_size, parse_address, parse_size
+from common.units import format_address, format_size, parse_address, parse_rate, parse_size
 
 DEFAULT_HUB_PORT = 7420
 DEFAULT_METRICS_PORT = 9421
@@ -34,6 +34,11 @@ def _memory_limit(value: object) -> int:
             f"{value} is too little: a spoke needs at least {format_size(MEMORY_LIMIT_MIN_BYTES)} beside its names"
         )
     return limit_bytes
+
+
+def _scrub_rate(rate: str | float) -> float:
+    """``0`` is off, and needs no unit."""
+    return 0.0 if rate == "0" else parse_rate(rate)
 
 
 def _read_ahead(text: str) -> str:
@@ -59,7 +64,8 @@ class SpokeSettings(Settings):
     ``prefetch`` off: fetch only what is read. ``compression`` off: take raw bytes only.
     ``revision`` or ``snapshot``: show the tree of that one, for ever. ``consistency``: ``lease`` (the hub tells of changes) or
     ``strict`` (it is asked at each open). ``record``: a file to write down every open, READ and close in (TRACE.md).
-    ``read_ahead``: the kernel's, in KiB, or ``auto``: chosen by what is read.
+    ``read_ahead``: the kernel's, in KiB, or ``auto``: chosen by what is read. ``scrub_rate``: bytes/s of the cache compared
+    with their digests again, 0: none.
     """
 
     hub: Annotated[str, checked(_hub_address)]
@@ -71,6 +77,7 @@ class SpokeSettings(Settings):
     read_timeout: DurationS = 300.0
     connect_timeout: DurationS = 10.0
     memory_limit: Annotated[int, checked(_memory_limit)] = MEMORY_LIMIT_BYTES
+    scrub_rate: Annotated[float, checked(_scrub_rate)] = 8 * 1024 * 1024
     links: Annotated[int, Field(ge=0, le=64)] = 0
     identity: Annotated[str, Field(min_length=1, max_length=200)] = Field(default_factory=socket.gethostname)
     prefetch: bool = True

@@ -33,6 +33,7 @@ from common.systemd import ServiceManager
 from common.units import format_address, parse_address
 from spoke import control
 from spoke.ahead import Ahead
+from spoke.cache.scrub import NOTE_NAME, Scrub
 from spoke.cache.store import Store
 from spoke.cache_files import CacheFiles
 from spoke.config import SpokeSettings
@@ -46,6 +47,7 @@ from spoke.hub_client.client import HubClient, make_hello
 from spoke.insight.watch import Insight
 from spoke.long_waits import LongWaits
 from spoke.memory import Level, MemoryBudget, anonymous_bytes, choose_limit
+from spoke.mending import Mending
 from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
 from spoke.namespace.journal import Journal
@@ -66,6 +68,7 @@ from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import Handle, Reads
 from spoke.recorder import Recorder, Recording
+from spoke.verify import Verifying
 from spoke.warming import Warming
 
 log = get_logger(__name__)
@@ -148,6 +151,7 @@ class Spoke:
         )
         self.reads.names_in_doubt = lambda: str(self.suspicious) if self.suspicious is not None else ""
         self.reads.on_short_of_memory = self._give_memory_back
+        self._watch_over_blocks(settings)
         self.pins = Pins(
             settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
         )
@@ -184,6 +188,7 @@ class Spoke:
             "cache-sizes": self._answer_cache_sizes,
             "cache-evict": self._answer_cache_evict,
             "warm": self._answer_warm,
+            "verify": self.verifying.answer,
             "pin": self._answer_pin,
             "unpin": self._answer_unpin,
             "loss": self._answer_loss,
@@ -194,6 +199,17 @@ class Spoke:
             "order-load": self._answer_order_load,
             "order-drop": self._answer_order_drop,
         }
+
+    def _watch_over_blocks(self, settings: SpokeSettings) -> None:
+        """Who looks at cached blocks again, and who mends those that are bad."""
+        self.scrub = Scrub(
+            self.store, settings.cache_dir / NOTE_NAME, settings.scrub_rate, runtime.now_s, runtime.wall_time_s
+        )
+        self.mending = Mending(self.tree, self.store, self.fetcher, str(settings.cache_dir))
+        self.store.on_bad = self.mending.found
+        self.store.on_doubt = lambda version, _size_bytes: self.scrub.suspect(version)
+        self.fetcher.complain = self.mending.on_wire
+        self.verifying = Verifying(self.tree, self.store, self.fetcher, self.mending, runtime.now_s)
 
     # --- life --------------------------------------------------------------------------------------------
 
@@ -232,6 +248,7 @@ class Spoke:
         self.follower.start()
         self.fetcher.start()
         self.client.start()
+        self.scrub.start()
         await self._get_names()
         await self.pins.load()
         runtime.settle_memory()
@@ -329,6 +346,8 @@ class Spoke:
             await self.device.close()
         await self.pages.close()
         await self.warming.close()
+        await self.scrub.close()
+        await self.mending.close()
         await self.fetcher.close()
         await self.client.close()
         await self.follower.close()
@@ -376,6 +395,7 @@ class Spoke:
             self.pins.tend()
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
+            self.mending.tend()
             await self.store.tend()
             if self.recorder is not None:
                 self.recorder.flush()
@@ -565,6 +585,7 @@ class Spoke:
                 "read_errors": usage.read_errors_total,
                 "write_errors": usage.write_errors_total,
                 "skipped_bytes": self.fetcher.skipped_bytes_total,
+                "scrub": self.scrub.facts(),
                 "write_backlog_bytes": self.fetcher.write_backlog_bytes,
             },
             "reads": {

@@ -13,9 +13,17 @@ from random import Random
 from typing import Protocol
 
 from common import backoff, limits
-from common.blocks import BLOCK_BYTES, BlockRange, byte_length
+from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce, intersection
 from common.digest import first_mismatch
-from common.errors import CacheWriteError, CorruptData, DeadlineExceeded, HeadraceError, HubUnreachable, Overloaded
+from common.errors import (
+    CacheWriteError,
+    CorruptData,
+    DeadlineExceeded,
+    HeadraceError,
+    HubUnreachable,
+    Overloaded,
+    SourceReadError,
+)
 from common.log import get_logger
 from common.runtime import cancel_and_wait
 from common.wire.messages import Data, Priority
@@ -79,6 +87,8 @@ class Fetcher:
         """Landed, and never written: the cache disk was too far behind."""
         self._behind = False
         self._said_behind_s = float("-inf")
+        self.complain: Callable[[bytes, int, int], None] | None = None
+        """Told of (version, block, tries) that came with the wrong bytes."""
 
     def start(self) -> None:
         self.tasks = [
@@ -218,12 +228,8 @@ class Fetcher:
             bad_block = first_mismatch(flight.version, data.blocks.first_block, payload, data.digests)
         if bad_block is not None:
             self._observer.corrupt_on_wire(flight.version, bad_block)
-            log.warning(
-                "block from the hub does not match its digest, asking again",
-                version=flight.version.hex(),
-                block=bad_block,
-                tries=flight.tries,
-            )
+            if self.complain is not None:
+                self.complain(flight.version, bad_block, flight.tries)
             return
         landed = Landed(data.blocks, payload, data.digests)
         flight.landed.append(landed)
@@ -239,7 +245,14 @@ class Fetcher:
     def finished(self, flight: Flight) -> None:
         unlanded = flight.unlanded()
         if unlanded:  # wrong digests: only those blocks again
-            self._failed_once(flight, CorruptData(f"blocks {unlanded} came with wrong digests {flight.tries} times"))
+            places = ", ".join(f"{found.first_block}-{found.end_block - 1}" for found in unlanded)
+            self._failed_once(
+                flight,
+                CorruptData(
+                    f"blocks {places} came with wrong bytes {flight.tries} times: something between hub and spoke changes them; "
+                    "look at network cards, middleboxes and memory"
+                ),
+            )
             return
         flight.request = None
         self._account(flight)
@@ -283,6 +296,8 @@ class Fetcher:
         request = flight.request
         mends = isinstance(error, (Overloaded, DeadlineExceeded))  # the deadline was that of a reader who came earlier
         out_of_tries = flight.tries >= limits.REQUEST_MAX_TRIES and not mends
+        if isinstance(error, SourceReadError) and not out_of_tries and self._narrowed(flight):
+            return
         if request is None or not error.retryable or not flight.wants or out_of_tries:
             self._end(flight, error)
             return
@@ -291,22 +306,56 @@ class Fetcher:
         delay_s = backoff.delay_s(flight.tries - 1, limits.RETRY_FIRST_S, limits.RETRY_CAP_S, self._dice)
         self._retries[flight] = asyncio.get_running_loop().call_later(delay_s, self._resubmit, flight, request)
 
-    def _resubmit(self, flight: Flight, request: Request) -> None:
-        self._retries.pop(flight, None)
-        self._submit(flight, flight.unlanded(), request.priority, request.deadline_s)
+    def _narrowed(self, flight: Flight) -> bool:
+        """The hub's disk cannot read some of the flight: ask anew for what each reader needs of it, so that a bad block
+        fails those alone who read it. False when all of them need all of it."""
+        request, left = flight.request, flight.unlanded()
+        needs = {want: _common(want.missing, left) for want in flight.wants}
+        if request is None or all(need == left for need in needs.values()):
+            return False
+        self._forget(flight)
+        for want in needs:
+            flight.wants.discard(want)
+            want.flights.discard(flight)
+        for want, need in needs.items():
+            for blocks in need:
+                joined, gaps = self._flights.plan(flight.version, blocks)
+                for other in joined:
+                    self._join(other, want, request.priority, request.deadline_s)
+                for gap in gaps:
+                    part = Flight(flight.version, flight.size_bytes, gap, prefetched=False, tries=flight.tries)
+                    part.join(want)
+                    self._launch(part, request.priority, request.deadline_s)
+        self._keep_landed(flight)
+        return True
 
-    def _end(self, flight: Flight, error: HeadraceError) -> None:
-        """The flight failed: tell who waits, forget it."""
+    def _forget(self, flight: Flight) -> None:
         retry = self._retries.pop(flight, None)
         if retry is not None:
             retry.cancel()
         flight.request = None
         self._account(flight)
         self._flights.remove(flight)
+
+    def _keep_landed(self, flight: Flight) -> None:
+        """What came of a flight that failed is right, and goes to the cache: it need not come again."""
+        for landed in flight.landed:
+            part = Flight(flight.version, flight.size_bytes, landed.blocks, prefetched=True, landed=[landed])
+            self._flights.add(part)
+            self.finished(part)
+
+    def _resubmit(self, flight: Flight, request: Request) -> None:
+        self._retries.pop(flight, None)
+        self._submit(flight, flight.unlanded(), request.priority, request.deadline_s)
+
+    def _end(self, flight: Flight, error: HeadraceError) -> None:
+        """The flight failed: tell who waits, forget it."""
+        self._forget(flight)
         for want in list(flight.wants):
             want.fail(error)
         self.history.note(self._clock(), flight.version, flight.extent_index, What.FAILED)
         self._observer.failed(flight.version, flight.blocks)
+        self._keep_landed(flight)
 
     # --- into the cache ----------------------------------------------------------------------------------
 
@@ -385,6 +434,10 @@ class Fetcher:
         """Let go of what is in memory only to spare the next reader a fetch."""
         self.recent.forget()
         self._keep_at_most(0)
+
+
+def _common(some: Sequence[BlockRange], others: Sequence[BlockRange]) -> list[BlockRange]:
+    return coalesce(intersection(one, other) for one in some for other in others)
 
 
 class _FlightSink:

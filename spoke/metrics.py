@@ -8,10 +8,12 @@ from typing import Protocol
 from common import runtime
 from common.metrics import Metric
 from spoke.cache.health import TROUBLE_KINDS
+from spoke.cache.scrub import Scrub
 from spoke.cache.store import Store
 from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
 from spoke.memory import MemoryLimit
+from spoke.mending import Mending
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Tree
 from spoke.plans import Plans
@@ -66,6 +68,10 @@ class Measured(Protocol):
     def fetcher(self) -> Fetcher: ...
     @property
     def store(self) -> Store: ...
+    @property
+    def scrub(self) -> Scrub: ...
+    @property
+    def mending(self) -> Mending: ...
     @property
     def tree(self) -> Tree: ...
     @property
@@ -203,6 +209,36 @@ METRICS: tuple[Metric[Measured], ...] = (
             ("wire",): spoke.counts.corrupt_on_wire,
         },
         ("place",),
+    ),
+    Metric(
+        "headrace_spoke_scrub_bytes",
+        "counter",
+        "Cached bytes that the scrub compared with their digests again.",
+        lambda spoke: spoke.scrub.checked_bytes_total,
+    ),
+    Metric(
+        "headrace_spoke_scrub_bad_blocks",
+        "counter",
+        "Blocks the scrub found bad; they are in corrupt_blocks too.",
+        lambda spoke: spoke.scrub.bad_blocks_total,
+    ),
+    Metric(
+        "headrace_spoke_scrub_passes",
+        "counter",
+        "Times the scrub went through all that is cached.",
+        lambda spoke: spoke.scrub.passes_total,
+    ),
+    Metric(
+        "headrace_spoke_scrub_progress_ratio",
+        "gauge",
+        "How much of its present pass the scrub has done, 0 to 1.",
+        lambda spoke: spoke.scrub.progress,
+    ),
+    Metric(
+        "headrace_spoke_mending_files",
+        "gauge",
+        "Files open by passthrough that hold bad blocks which the hub has not given again yet.",
+        lambda spoke: spoke.mending.mending_files,
     ),
     Metric(
         "headrace_spoke_cache_used_bytes",

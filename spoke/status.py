@@ -8,6 +8,17 @@ from typing import Any
 from common.units import format_rate, format_size
 
 
+def _scrub(scrub: Mapping[str, Any]) -> str:
+    if not scrub["rate_bytes_per_s"]:
+        return "off (--scrub-rate 0)"
+    last = scrub["last_pass"]
+    seen = f", last pass {format_size(last['checked_bytes'])}, {last['bad_blocks']} bad blocks" if last else ""
+    return (
+        f"{100 * scrub['progress']:.0f} % of this pass at {format_size(scrub['rate_bytes_per_s'])}/s, "
+        f"{scrub['bad_blocks']} bad blocks found{seen}"
+    )
+
+
 def render(facts: Mapping[str, Any]) -> str:
     """Facts as :meth:`spoke.daemon.Spoke.status` gives them, to some twenty lines."""
     hub, names, cache = facts["hub"], facts["names"], facts["cache"]
@@ -27,6 +38,7 @@ def render(facts: Mapping[str, Any]) -> str:
         + (f"pinned to {names['pinned']}" if names["pinned"] else f"confirmed {stale}"),
         f"  cache      {format_size(cache['used_bytes'])} of {format_size(cache['capacity_bytes'])} in {cache['directory']}, "
         f"{format_size(cache['evicted_bytes'])} evicted, {cache['corrupt_blocks']} corrupt blocks",
+        f"  scrub      {_scrub(cache['scrub'])}",
         f"  reads      {total_reads} ({hit_rate} without waiting), {reads['stall_s']:.1f} s waited for the hub, "
         f"{reads['waiting']} waiting now"
         + (

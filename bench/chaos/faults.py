@@ -1,8 +1,8 @@
 """The faults: what each does, and how it is undone. Each is a generator: to the ``yield`` it begins, after it it ends.
 
 A fault that this machine cannot do raises :class:`Skipped` with the reason. What a fault chooses, it chooses with its own dice.
-Damage to what the cache holds is done while the spoke is dead: what it has verified in its life it does not verify again
-(SEMANTICS.md), so it is the restart that must find it.
+Damage to the bytes of cached files is done while the spoke is dead, to copies that take their place: what the kernel reads by
+itself (passthrough) is not verified at each read (SEMANTICS.md), so it is the restart that must find it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,6 +21,11 @@ from spoke.cache.eviction import FileExtents
 from spoke.cache.index import HEADER_BYTES, PRESENT, DamagedIndex, IndexLayout, check_index, encode_header, layout_of
 from spoke.cache.presence import BlockMap
 from spoke.cache.quota import FreeSpace
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_NOT_RESIDENT = re.compile(
+    b"[^\1\3\5\7]+", re.DOTALL
+)  # mincore(2): only the lowest bit means anything, the rest is 0 today
 
 
 class ShortFile(DamagedIndex):
@@ -42,11 +48,15 @@ class CachedFile:
         "freed_serial",
         "index_fd",
         "on_disk",
+        "own_writes",
         "punching",
         "removed",
         "size_bytes",
+        "stamp",
         "uses",
         "version",
+        "written",
+        "written_serial",
     )
 
     def __init__(self, version: bytes, size_bytes: int, charged_bytes: int = 0, on_disk: bool = True) -> None:
@@ -67,6 +77,12 @@ class CachedFile:
         self.freed_serial = 0
         self.freed: dict[int, int] = {}  # extent -> freed_serial when its blocks last went, while reads are under way
         self.punching: dict[int, asyncio.Task[None]] = {}  # extent -> the job that makes its hole
+        self.written_serial = 0
+        self.written: dict[
+            int, int
+        ] = {}  # extent -> written_serial when it was last written, while reads are under way
+        self.own_writes = 0  # jobs of ours that change the files now: their stamp tells nothing meanwhile
+        self.stamp: Stamp | None = None
 
     @property
     def layout(self) -> IndexLayout:
@@ -93,9 +109,37 @@ class CachedFile:
         for extent in extents:
             self.freed[extent] = self.freed_serial
 
+    def note_written(self, extents: range) -> None:
+        """Blocks of these extents were written: what a read under way saw there may be half of it."""
+        self.written_serial += 1
+        if not self.uses:
+            self.written.clear()
+            return
+        for extent in extents:
+            self.written[extent] = self.written_serial
+
+    def is_being_written(self, extent: int, since_serial: int) -> bool:
+        """A write to the extent is under way, or ended after ``since_serial``."""
+        busy = self.extents is not None and extent in self.extents.busy
+        return (busy and extent not in self.punching) or self.written.get(extent, 0) > since_serial
+
     def was_freed(self, extents: range, since_serial: int) -> bool:
         """Whether blocks of these extents went after ``since_serial``."""
         return self.freed_serial != since_serial and any(self.freed.get(extent, 0) > since_serial for extent in extents)
+
+
+class Stamp(NamedTuple):
+    """What a data file looks like from outside. The kernel moves ctime with every change of bytes or length, and nobody can set it."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    changed_ns: int
+
+
+def stamp_of(disk: Disk, fd: int) -> Stamp:
+    found = disk.fstat(fd)
+    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
 
 
 def loaded(file: CachedFile) -> BlockMap:
@@ -109,11 +153,11 @@ def extents_of(blocks: BlockRange) -> range:
     return range(blocks.first_block // EXTENT_BLOCKS, (blocks.end_block - 1) // EXTENT_BLOCKS + 1)
 
 
-def open_pair(disk: Disk, data_path: str, index_path: str) -> tuple[int, int]:
-    """Descriptors of data and index, both for reading and writing."""
-    data_fd = disk.open(data_path, os.O_RDWR | os.O_NOFOLLOW)
+def open_pair(disk: Disk, data_path: str, index_path: str, flags: int = os.O_RDWR) -> tuple[int, int]:
+    """Descriptors of data and index."""
+    data_fd = disk.open(data_path, flags | os.O_NOFOLLOW)
     try:
-        return data_fd, disk.open(index_path, os.O_RDWR | os.O_NOFOLLOW)
+        return data_fd, disk.open(index_path, flags | os.O_NOFOLLOW)
     except BaseException:
         disk.close(data_fd)
         raise
@@ -140,19 +184,15 @@ class BlocksRead(NamedTuple):
 
 
 def read_blocks(
-    disk: Disk, file: tuple[int, int], version: bytes, size_bytes: int, span: tuple[int, int], verify: bool
+    disk: Disk, file: tuple[int, int], version: bytes, size_bytes: int, span: tuple[int, int]
 ) -> BlocksRead:
-    """Job: the bytes of ``span`` (offset, length), and with ``verify`` the blocks among them that differ from their digest.
+    """Job: the bytes of ``span`` (offset, length), and the blocks among them that differ from their digest.
 
+    Always compared, also when they were before: what comes from a disk again may have rotted since (75 us for 128 KiB).
     ``file``: descriptors of data and index. Raises ShortFile, OSError.
     """
     data_fd, index_fd = file
     offset_bytes, length_bytes = span
-    if not verify:
-        buffer = bytearray(length_bytes)
-        if read_full(disk, data_fd, buffer, offset_bytes) < length_bytes:
-            raise ShortFile("data file ends before its size")
-        return BlocksRead(memoryview(buffer), [])
     first_block = offset_bytes // BLOCK_BYTES
     block_count = count_blocks(offset_bytes + length_bytes) - first_block
     start_bytes = first_block * BLOCK_BYTES
@@ -172,6 +212,33 @@ def read_blocks(
         ]
     skip_bytes = offset_bytes - start_bytes
     return BlocksRead(memoryview(buffer)[skip_bytes : skip_bytes + length_bytes], bad_blocks)
+
+
+def reread_blocks(
+    disk: Disk, file: tuple[int, int], version: bytes, size_bytes: int, span: tuple[int, int]
+) -> BlocksRead:
+    """As ``read_blocks``, for nobody: what was not in the page cache before is not left in it, and nothing is read ahead."""
+    data_fd, index_fd = file
+    offset_bytes, length_bytes = span
+    # A descriptor of the same file by another name: advice belongs to a descriptor, and readers use the other.
+    try:
+        fd = disk.open(f"/proc/self/fd/{data_fd}", os.O_RDONLY)
+    except OSError:  # no /proc here, or no descriptor left: that says nothing about the file
+        return read_blocks(disk, file, version, size_bytes, span)
+    try:
+        disk.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        try:
+            pages = disk.resident(fd, offset_bytes, length_bytes)
+        except OSError:  # not known: leave all of it as it will be
+            pages = b""
+        try:
+            return read_blocks(disk, (fd, index_fd), version, size_bytes, span)
+        finally:
+            for run in _NOT_RESIDENT.finditer(pages):
+                start_bytes = offset_bytes + run.start() * _PAGE_BYTES
+                disk.advise(fd, start_bytes, (run.end() - run.start()) * _PAGE_BYTES, os.POSIX_FADV_DONTNEED)
+    finally:
+        disk.close(fd)
 
 
 @dataclass(frozen=True, slots=True)

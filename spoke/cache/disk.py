@@ -5,9 +5,12 @@ Nothing here decides anything. Errors leave as ``OSError``; the store translates
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import mmap
 import os
+import platform
 from typing import Protocol
 
 _FALLOC_FL_KEEP_SIZE = 0x01  # linux/falloc.h
@@ -17,6 +20,15 @@ _STAT_BLOCK_BYTES = 512  # st_blocks counts these, whatever the file system's ow
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _libc.fallocate.restype = ctypes.c_int
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.mmap.restype = ctypes.c_void_p
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MAP_FAILED = ctypes.c_void_p(-1).value
+# ioprio_set(2) has no wrapper in the C library, and a number of its own on each machine.
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine())
+_IOPRIO_WHO_PROCESS, _IOPRIO_IDLE = 1, 3 << 13
 
 
 class Stat(Protocol):
@@ -45,6 +57,33 @@ class Disk:
         if _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, offset_bytes, length_bytes):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
+
+    def resident(self, fd: int, offset_bytes: int, length_bytes: int) -> bytes:
+        """A byte for each page of the range (which starts on one): odd when it is in the page cache. Raises OSError."""
+        address = _libc.mmap(None, length_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset_bytes)
+        if address == _MAP_FAILED:
+            raise OSError(ctypes.get_errno(), "mmap")
+        try:  # only asked about, never touched: a file cut meanwhile raises no SIGBUS
+            pages = ctypes.create_string_buffer(-(-length_bytes // _PAGE_BYTES))
+            if _libc.mincore(address, length_bytes, pages):
+                raise OSError(ctypes.get_errno(), "mincore")
+            return pages.raw
+        finally:
+            _libc.munmap(address, length_bytes)
+
+    def advise(self, fd: int, offset_bytes: int, length_bytes: int, advice: int) -> None:
+        """posix_fadvise(2); what it cannot do it does not do."""
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, offset_bytes, length_bytes, advice)
+
+
+def be_idle() -> None:
+    """The calling thread's disk requests wait until nobody else has any, where the disk's scheduler knows such a thing.
+
+    Its share of the processor stays: a thread that is put aside while it holds the interpreter would hold up the others.
+    """
+    if _IOPRIO_SET is not None:
+        _libc.syscall(_IOPRIO_SET, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
 
 
 def allocated_bytes(stat: Stat) -> int:

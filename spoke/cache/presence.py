@@ -15,6 +15,7 @@ from spoke.cache.index import PRESENT
 ABSENT, UNVERIFIED, VERIFIED, _MIXED = range(4)
 _EXTENT_SHIFT = EXTENT_BLOCKS.bit_length() - 1
 _RUNS = {ABSENT: re.compile(b"\0+"), UNVERIFIED: re.compile(b"\1+"), VERIFIED: re.compile(b"\2+")}
+_DOUBTED = bytes(UNVERIFIED if value == VERIFIED else value for value in range(256))
 _FROM_DISK = bytes(UNVERIFIED if value == PRESENT else ABSENT for value in range(256))
 
 
@@ -90,6 +91,20 @@ class BlockMap:
     def set_verified(self, blocks: BlockRange) -> None:
         """The blocks are here and their digests matched."""
         self._set(blocks, VERIFIED)
+
+    def doubt(self) -> None:
+        """Nothing counts as checked any more."""
+        if not self.verified_count:
+            return
+        self._kinds = self._kinds.translate(_DOUBTED)
+        for part in self._mixed.values():
+            part[:] = part.translate(_DOUBTED)
+        self.verified_count = 0
+        for extent in list(self._mixed):
+            self._put(extent, self._mixed[extent])
+
+    def present(self, blocks: BlockRange) -> list[BlockRange]:
+        return coalesce(self._runs(blocks, (UNVERIFIED, VERIFIED)))
 
     def clear(self, blocks: BlockRange) -> int:
         """The blocks are gone; returns how many of them were present."""

@@ -1,4 +1,4 @@
-"""The way of blocks from the disk: read in a thread, check what was not checked yet, book what turned out bad or gone.
+"""The way of blocks from the disk: read in a thread, check every block, book what turned out bad or gone.
 
 Presence is compared before and after: an extent evicted while a thread read it gives no bytes, whatever the thread saw.
 """
@@ -9,16 +9,18 @@ import asyncio
 import errno
 from collections.abc import Callable
 
-from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, byte_length, coalesce
 from common.errors import HeadraceError
 from common.limits import CACHE_READ_ATTEMPTS, CACHE_VERIFY_SLICE_BYTES
 from common.log import get_logger
-from spoke.cache.cached_file import CachedFile, ShortFile, extents_of, loaded, read_blocks
+from spoke.cache.cached_file import CachedFile, ShortFile, extents_of, loaded, read_blocks, reread_blocks
 from spoke.cache.health import DiskHealth
 from spoke.cache.recovery import DirectoryLost
 from spoke.cache.shelf import NOT_THE_DISK, Shelf
 
 log = get_logger(__name__)
+
+MISMATCH = "its bytes on the cache disk do not match their digest"
 
 
 class BlocksMissing(HeadraceError):
@@ -79,28 +81,28 @@ class BlockReader:
         raise BlocksMissing([blocks])
 
     async def _check(
-        self, file: CachedFile, blocks: BlockRange, span: tuple[int, int]
+        self, file: CachedFile, blocks: BlockRange, span: tuple[int, int], *, idle: bool = False
     ) -> tuple[memoryview, list[BlockRange]]:
-        """Read in a thread, verify what is unverified and book the outcome; the bytes, and the blocks that turned out bad.
+        """Read in a thread, verify and book the outcome; the bytes, and the blocks that turned out bad.
 
         The caller must still ask whether the extents were freed meanwhile; then neither answer counts.
         """
+        pool, job = (self._shelf.idle_pool, reread_blocks) if idle else (self._shelf.read_pool, read_blocks)
         state = loaded(file)
         unverified = state.unverified(blocks)
-        serial = file.freed_serial
+        serial, written_serial = file.freed_serial, file.written_serial
         try:
             data, bad_blocks = await self._shelf.run_open(
-                self._shelf.read_pool,
+                pool,
                 file,
-                read_blocks,
+                job,
                 file.version,
                 file.size_bytes,
                 span,
-                bool(unverified),
             )
         except ShortFile as error:
             if not file.removed:
-                self._shelf.discard_damaged(file, str(error))
+                self._shelf.cut_short(file, str(error))
             raise BlocksMissing([blocks]) from error
         except OSError as error:
             self._read_failed(file, blocks, error)
@@ -110,8 +112,9 @@ class BlockReader:
         if file.removed or file.was_freed(extents_of(blocks), serial):
             return data, []
         bad = coalesce(BlockRange(block, 1) for block in bad_blocks)
-        # Somebody may have rewritten a bad block while we read it: what is verified now stays.
-        spoilt = [part for found in bad for part in state.unverified(found)]
+        # A block written while we read it is not to be judged by what we saw.
+        judged = [block for block in bad_blocks if not file.is_being_written(block // EXTENT_BLOCKS, written_serial)]
+        spoilt = [part for found in coalesce(BlockRange(block, 1) for block in judged) for part in state.present(found)]
         if unverified:
             gone = set(bad_blocks)
             for found in unverified:
@@ -119,8 +122,7 @@ class BlockReader:
                     state.set_verified(part)
         if spoilt:
             self.corrupt_blocks_total += sum(found.block_count for found in spoilt)
-            log.warning("cached blocks failed verification", version=file.version.hex(), blocks=spoilt[:8])
-            self._shelf.free(file, spoilt)
+            self._shelf.spoil(file, spoilt, MISMATCH)
         self._on_verified(file)
         return data, bad
 
@@ -134,11 +136,10 @@ class BlockReader:
         if self._health.read_failed():
             self._disk_failed(error)  # the disk, not a spot on it: what it holds may be well
             return
-        log.warning("cache read failed", version=file.version.hex(), error=error.strerror or str(error))
         if error.errno in (errno.ENOENT, errno.ESTALE):
-            self._shelf.remove(file)
+            self._shelf.discard_damaged(file, "its files are gone")
         else:
-            self._shelf.free(file, [blocks])
+            self._shelf.spoil(file, [blocks], f"the cache disk cannot read it: {error.strerror or error}")
 
     async def verify(self, version: bytes, size_bytes: int, blocks: BlockRange) -> bool:
         """Check what is unverified, a slice at a time; see Store.verify."""
@@ -157,6 +158,15 @@ class BlockReader:
             except BlocksMissing:
                 continue
         return False
+
+    async def recheck(self, file: CachedFile, blocks: BlockRange) -> list[BlockRange]:
+        """Compare blocks that are present again, at the lowest priority, and book the outcome; those that are bad."""
+        span = (blocks.first_block * BLOCK_BYTES, byte_length(blocks, file.size_bytes))
+        try:
+            _, bad = await self._check(file, blocks, span, idle=True)
+        except BlocksMissing as absent:
+            return absent.ranges
+        return bad
 
 
 def _without(blocks: BlockRange, gone: set[int]) -> list[BlockRange]:

@@ -82,8 +82,8 @@ class CacheDirectory:
         if (found.st_dev, found.st_ino) != self._identity:
             raise DirectoryLost(f"cache directory {self.path} was replaced or unmounted")
 
-    def scan(self, disk: Disk) -> Iterator[FoundFile]:
-        """All complete pairs; a data file without index, or the reverse, is removed."""
+    def scan(self, disk: Disk, *, tidy: bool = True) -> Iterator[FoundFile]:
+        """All complete pairs; with ``tidy`` a data file without index, or the reverse, is removed."""
         orphan_count = 0
         for folder in _entries(self._versions_path):
             if not folder.is_dir(follow_symlinks=False) or not _OUR_FOLDER.fullmatch(folder.name):
@@ -97,16 +97,17 @@ class CacheDirectory:
                     pairs.setdefault(match[1], {})[match[2]] = entry.stat(follow_symlinks=False)
                 else:
                     orphan_count += 1  # a symlink or worse under one of our names: we never make those
-                    disk.unlink(entry.path)
+                    if tidy:
+                        disk.unlink(entry.path)
             for name, pair in pairs.items():
                 if len(pair) == 2 and name.startswith(folder.name):
                     taken_bytes = allocated_bytes(pair["data"]) + allocated_bytes(pair["index"])
                     yield FoundFile(bytes.fromhex(name), pair["data"].st_size, taken_bytes)
                 else:
                     orphan_count += 1
-                    for kind in pair:
+                    for kind in pair if tidy else ():
                         disk.unlink(f"{folder.path}/{name}.{kind}")
-        if orphan_count:
+        if orphan_count and tidy:
             log.info("removed cached files left incomplete", count=orphan_count)
 
     def count_folders(self) -> int:
@@ -135,6 +136,39 @@ def open_directory(path: Path) -> CacheDirectory:
         raise CacheDirectoryError(f"cache directory {path} cannot be used: {error.strerror or error}") from error
 
 
+def open_existing(path: Path) -> CacheDirectory:
+    """Lock the cache directory at ``path`` as it is: nothing in it is made or changed.
+
+    Raises CacheDirectoryError: none is there, it is of another format, damaged, in use.
+    """
+    identity_path = path / IDENTITY_NAME
+    try:
+        if not identity_path.exists():
+            raise CacheDirectoryError(f"{path} is no cache directory of headrace: there is no {IDENTITY_NAME} in it")
+        identity = _read_identity(identity_path)
+        if identity["format"] != DIRECTORY_FORMAT:
+            raise CacheDirectoryError(
+                f"cache directory {path} has format {identity['format']}, this program checks {DIRECTORY_FORMAT}"
+            )
+        lock_fd = os.open(path / _LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            _lock(lock_fd, path, "verify its mountpoint instead")
+            found = os.stat(identity_path)
+            return CacheDirectory(path.absolute(), identity["uuid"], lock_fd, (found.st_dev, found.st_ino))
+        except BaseException:
+            os.close(lock_fd)
+            raise
+    except OSError as error:
+        raise CacheDirectoryError(f"cache directory {path} cannot be used: {error.strerror or error}") from error
+
+
+def _lock(lock_fd: int, path: Path, advice: str) -> None:
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CacheDirectoryError(f"cache directory {path} is in use by another spoke: {advice}") from None
+
+
 def _open_directory(path: Path) -> CacheDirectory:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = path.resolve(strict=True)
@@ -148,12 +182,7 @@ def _open_directory(path: Path) -> CacheDirectory:
         )
     lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CacheDirectoryError(
-                f"cache directory {path} is in use by another spoke: stop it or choose another directory"
-            ) from None
+        _lock(lock_fd, path, "stop it or choose another directory")
         if stat.S_IMODE(os.stat(path).st_mode) != 0o700:
             os.chmod(path, 0o700)
         if not identity_path.exists():

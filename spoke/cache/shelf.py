@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, TypeVar
 
-from common.blocks import EXTENT_BLOCKS, BlockRange, count_blocks, whole_file
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, count_blocks, whole_file
 from common.limits import (
     CACHE_CLOSE_TIMEOUT_S,
     CACHE_OPEN_FILES_MAX,
@@ -29,17 +29,20 @@ from common.log import get_logger
 from spoke.cache.cached_file import (
     CachedFile,
     CreatedFile,
+    Stamp,
     allocated_by,
     create_pair,
     extents_of,
     free_blocks,
     load_blocks,
+    loaded,
     open_pair,
     remove_pair,
+    stamp_of,
 )
-from spoke.cache.disk import Disk
+from spoke.cache.disk import Disk, be_idle, write_full
 from spoke.cache.eviction import EvictionPolicy
-from spoke.cache.index import DamagedIndex
+from spoke.cache.index import DamagedIndex, encode_header
 from spoke.cache.presence import BlockMap
 from spoke.cache.quota import DIRECTORY_BYTES, NAME_BYTES, Ledger
 from spoke.cache.recovery import CacheDirectory, DirectoryLost, FoundFile
@@ -61,7 +64,7 @@ def open_files_max() -> int:
 
 class Shelf:
     """Files by version. ``on_disk_error(error)`` hears of every failed removal or punch, ``on_gone(version, blocks)`` of
-    blocks that are cached no more."""
+    blocks that are cached no more, ``on_bad(file, blocks, cause)`` of blocks that were here and cannot be believed."""
 
     def __init__(
         self,
@@ -82,11 +85,15 @@ class Shelf:
         self.damaged_files_total = 0
         self.on_disk_error: Callable[[OSError], None] = lambda error: None
         self.on_gone: Callable[[bytes, BlockRange], None] = lambda version, blocks: None
+        self.on_bad: Callable[[CachedFile, list[BlockRange], str], None] = lambda file, blocks, cause: None
+        self.on_doubt: Callable[[CachedFile], None] = lambda file: None
+        self.lost_blocks_total = 0
         self.read_pool = ThreadPoolExecutor(CACHE_READ_THREADS, "cache-read")
         self.write_pool = ThreadPoolExecutor(CACHE_WRITE_THREADS, "cache-write")
         self._clock = clock
         self._slow_until_s = float("-inf")
         self._open_files_max = open_files_max()
+        self.idle_pool = ThreadPoolExecutor(1, "cache-scrub", initializer=be_idle)
         self._open_files: OrderedDict[CachedFile, None] = OrderedDict()
         self._opening: dict[CachedFile, asyncio.Task[None]] = {}
         self._loading: set[CachedFile] = set()
@@ -112,14 +119,20 @@ class Shelf:
 
     async def run(self, pool: ThreadPoolExecutor, file: CachedFile, job: Callable[..., T], *arguments: Any) -> T:
         """The job in a thread, with the file's descriptors held open."""
+        changes = pool is self.write_pool
         file.uses += 1
+        file.own_writes += changes
         try:
             result = await asyncio.get_running_loop().run_in_executor(pool, job, *arguments)
         except asyncio.CancelledError:
             raise  # the loop is going down and the thread may still be at work: the descriptors stay open
         except BaseException:
+            file.own_writes -= changes
+            if changes:
+                file.stamp = None  # some of it may have been done: what it looks like now is our doing
             self._release(file)
             raise
+        file.own_writes -= changes
         self._release(file)
         return result
 
@@ -191,6 +204,7 @@ class Shelf:
         self.is_quiet = not self._tasks
         self.read_pool.shutdown(wait=self.is_quiet, cancel_futures=True)
         self.write_pool.shutdown(wait=self.is_quiet, cancel_futures=True)
+        self.idle_pool.shutdown(wait=self.is_quiet, cancel_futures=True)
         if not self.is_quiet:
             log.warning("the cache disk does not finish what was begun; left as it is", jobs=len(self._tasks))
             return
@@ -212,7 +226,7 @@ class Shelf:
         if file is None:
             return None
         if file.size_bytes != size_bytes:
-            self.discard_damaged(file, f"file of {file.size_bytes} bytes, expected {size_bytes}")
+            self.discard_damaged(file, f"file of {file.size_bytes} bytes, expected {size_bytes}", size_bytes)
             return None
         if file.blocks is None:
             if file in self._loading:
@@ -237,6 +251,7 @@ class Shelf:
     async def _load_in_thread(self, file: CachedFile) -> None:
         try:
             blocks = await self.run_open(self.read_pool, file, load_blocks, file.version, file.size_bytes)
+            file.stamp = stamp_of(self.disk, file.data_fd)
             if not file.removed and file.blocks is None:
                 self._adopt(file, blocks)
         except (DamagedIndex, OSError) as error:
@@ -250,6 +265,7 @@ class Shelf:
         began_s = self._clock()
         try:
             self.open(file)
+            file.stamp = stamp_of(self.disk, file.data_fd)
             blocks = load_blocks(self.disk, (file.data_fd, file.index_fd), file.version, file.size_bytes)
         except (DamagedIndex, OSError) as error:
             self._not_loaded(file, error)
@@ -340,6 +356,7 @@ class Shelf:
     def recharge(self, file: CachedFile) -> None:
         """What the file takes now, as the file system counts it (its descriptors are open)."""
         taken_bytes = allocated_by(self.disk, (file.data_fd, file.index_fd)) + NAME_BYTES
+        file.stamp = stamp_of(self.disk, file.data_fd)
         self.ledger.charge(taken_bytes - file.charged_bytes)
         file.charged_bytes = taken_bytes
 
@@ -416,14 +433,88 @@ class Shelf:
         blocks, extents = file.blocks, file.extents
         if not file.removed and blocks is not None and extents is not None:
             self.policy.freed()
-            if blocks.present_count == 0 and not extents.busy:
+            if blocks.present_count == 0 and not extents.busy and not file.borrows:
                 self.remove(file)
 
-    def discard_damaged(self, file: CachedFile, reason: str) -> None:
-        """Drop a file that cannot be believed, counted and logged."""
+    def spoil(self, file: CachedFile, ranges: list[BlockRange], cause: str) -> None:
+        """These blocks are not what they should be: forget them and say so, so that they are fetched again.
+
+        In a file that is lent the bytes stay where they are until the right ones are written over them: a hole would
+        give its readers zeros, and removing the file would leave them the bad bytes for ever.
+        """
+        blocks, extents = file.blocks, file.extents
+        assert blocks is not None
+        assert extents is not None
+        if file.borrows:
+            touched = sorted({extent for found in ranges for extent in extents_of(found)})
+            for found in ranges:
+                blocks.clear(found)
+                self.on_gone(file.version, found)
+            file.note_freed(touched)
+            for extent in touched:
+                if not blocks.present_in_extent(extent):
+                    self.policy.gone(extents, extent)
+        else:
+            self.free(file, ranges)
+        self.on_bad(file, ranges, cause)
+
+    def cut_short(self, file: CachedFile, reason: str) -> None:
+        """One of the two files ends too early. Those of a lent file get their length back, to be filled again; else both go."""
+        blocks = file.blocks
+        if blocks is None or not file.borrows or file.data_fd < 0:
+            self.discard_damaged(file, reason)
+            return
+        try:
+            data = self.disk.fstat(file.data_fd)
+            lent = self.disk.fstat(file.borrow_fd) if file.borrow_fd >= 0 else data
+            if (data.st_dev, data.st_ino) != (lent.st_dev, lent.st_ino):  # what is lent is another file, and not cut
+                self.discard_damaged(file, reason)
+                return
+            lost_block = data.st_size // BLOCK_BYTES
+            if self.disk.fstat(file.index_fd).st_size < file.layout.total_bytes:
+                self.disk.ftruncate(file.index_fd, 0)
+                self.disk.ftruncate(file.index_fd, file.layout.total_bytes)
+                write_full(self.disk, file.index_fd, encode_header(file.version, file.size_bytes), 0)
+                lost_block = 0
+            elif data.st_size >= file.size_bytes:
+                return  # another read has seen it too, and it is mended
+            self.disk.ftruncate(file.data_fd, file.size_bytes)
+            file.stamp = stamp_of(self.disk, file.data_fd)
+        except OSError as error:
+            self.on_disk_error(error)
+            self.discard_damaged(file, reason)
+            return
         self.damaged_files_total += 1
-        log.warning("dropped a damaged cached file", version=file.version.hex(), reason=reason)
+        lost = BlockRange(lost_block, blocks.block_count - lost_block)
+        self.lost_blocks_total += sum(part.block_count for part in blocks.present(lost))
+        self.spoil(file, [lost], reason)
+
+    def discard_damaged(self, file: CachedFile, reason: str, size_bytes: int | None = None) -> None:
+        """Drop a file that cannot be believed, counted and told of. ``size_bytes``: what it should be, if not what it is."""
+        self.damaged_files_total += 1
+        known = file.blocks
+        # What an index held that cannot be read is not known: as many as the disk space was for.
+        guessed = max(1, min(count_blocks(file.size_bytes), file.charged_bytes // BLOCK_BYTES))
+        self.lost_blocks_total += known.present_count if known is not None else guessed
         self.remove(file)
+        self.on_bad(file, [whole_file(file.size_bytes if size_bytes is None else size_bytes)], reason)
+
+    def is_as_left(self, file: CachedFile, stamp: Stamp) -> bool:
+        """Whether the data file is as our own last write left it. If not, none of it counts as checked any more."""
+        if file.own_writes or file.stamp == stamp:
+            return True
+        if file.stamp is None:
+            file.stamp = stamp
+            return True
+        log.info(
+            "a cached file was changed by somebody else: all of it is checked again before its next use",
+            data_path=self.directory.paths(file.version)[0],
+        )
+        file.stamp = stamp
+        file.announced = False
+        loaded(file).doubt()
+        self.on_doubt(file)
+        return False
 
     def remove(self, file: CachedFile) -> asyncio.Task[None]:
         """Forget the file at once and remove both files in a thread; readers under way keep their descriptors."""
@@ -497,5 +588,8 @@ class Shelf:
     def give_back(self, file: CachedFile) -> None:
         """One loan of the read-only descriptor ended."""
         file.borrows -= 1
-        if file.borrows == 0 and file.removed:
-            self._retire(file)
+        if file.borrows == 0:
+            if file.removed:
+                self._retire(file)
+            else:
+                self.remove_if_empty(file)

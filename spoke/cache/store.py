@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from common.blocks import (
     BLOCK_BYTES,
@@ -32,9 +32,10 @@ from common.digest import DIGEST_BYTES
 from common.errors import CacheWriteError
 from common.limits import CACHE_INODE_FLOOR_SHARE, CACHE_LENT_FILES_MAX, CACHE_STUCK_WRITE_S, CACHE_TEND_WAIT_S
 from common.log import get_logger
-from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded
+from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, stamp_of
 from spoke.cache.disk import Disk
 from spoke.cache.eviction import EvictionPolicy, NextUse
+from spoke.cache.examine import Examined, Examiner
 from spoke.cache.health import DiskHealth, Trouble, kind_of
 from spoke.cache.quota import (
     DIRECTORY_BYTES,
@@ -50,7 +51,7 @@ from spoke.cache.writer import BlockWriter
 
 log = get_logger(__name__)
 
-__all__ = ["BlocksMissing", "CacheState", "Held", "Store", "Usage"]
+__all__ = ["Bad", "BlocksMissing", "CacheState", "Held", "Store", "Usage"]
 
 CacheState = Literal["absent", "partial", "whole", "verified"]
 _SCRATCH_BYTES = EXTENT_BYTES  # the largest READ the kernel sends
@@ -76,6 +77,17 @@ class Usage:
     trouble: Trouble | None = None
 
 
+class Bad(NamedTuple):
+    """Blocks that were cached and could not be believed; forgotten by now. ``lent``: the kernel reads the file by itself."""
+
+    version: bytes
+    size_bytes: int
+    blocks: list[BlockRange]
+    cause: str
+    lent: bool
+    data_path: str
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What is on disk of one version. ``state``: partial, whole, verified, or unchecked: not looked at since the start.
@@ -94,6 +106,8 @@ class Store:
 
     ``on_whole``: called on the event loop with a version when all its blocks are present and verified.
     ``on_gone``: called with a version and blocks that were evicted, dropped or found corrupt (some may not have been here).
+    ``on_bad``: called with what was found corrupt or unreadable, to be told and mended; without it, it is logged here.
+    ``on_doubt``: called with a version and size that somebody else changed on the disk: it is checked again before its next use.
     """
 
     def __init__(
@@ -103,6 +117,8 @@ class Store:
         self.on_gone: Callable[[bytes, BlockRange], None] | None = None
         self.on_well: Callable[[], None] = lambda: None
         """Called when trouble with the disk has ended."""
+        self.on_bad: Callable[[Bad], None] | None = None
+        self.on_doubt: Callable[[bytes, int], None] | None = None
         self._directory = directory
         self._shelf = shelf
         self._disk = shelf.disk
@@ -116,6 +132,7 @@ class Store:
         self._writer = BlockWriter(
             shelf, self._reclaim, self._health, self._disk_failed, self._announce, clock, self._well
         )
+        self._examiner = Examiner(shelf, self._reader)
         self._lent: dict[bytes, deque[CachedFile]] = {}
         self._nowait_works = True
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -126,6 +143,8 @@ class Store:
         self._lent_open: OrderedDict[CachedFile, None] = OrderedDict()
         shelf.on_disk_error = self._disk_failed
         shelf.on_gone = self._gone
+        shelf.on_bad = self._bad
+        shelf.on_doubt = self._doubted
 
     @classmethod
     def open(
@@ -184,6 +203,7 @@ class Store:
         if self._closed:
             return
         self._closed = True
+        await asyncio.get_running_loop().run_in_executor(self._shelf.idle_pool, self._examiner.forget)
         await self._shelf.close()
         for file in self._lent_open:
             self._disk.close(file.borrow_fd)
@@ -239,7 +259,7 @@ class Store:
             configured_bytes=self._configured_bytes,
             files=len(self._shelf.files),
             evicted_bytes_total=self._reclaim.evicted_bytes_total,
-            corrupt_blocks_total=self._reader.corrupt_blocks_total,
+            corrupt_blocks_total=self._reader.corrupt_blocks_total + self._shelf.lost_blocks_total,
             damaged_files_total=self._shelf.damaged_files_total,
             read_errors_total=self._reader.errors_total,
             write_errors_total=self._writer.errors_total,
@@ -331,6 +351,7 @@ class Store:
             or file.size_bytes != size_bytes
             or not loaded(file).covers(offset_bytes >> _BLOCK_SHIFT, (end_bytes - 1 >> _BLOCK_SHIFT) + 1)
             or not self._nowait_works
+            or not self._shelf.is_as_left(file, stamp_of(self._disk, file.data_fd))
         ):
             return None
         length_bytes = end_bytes - offset_bytes
@@ -352,7 +373,7 @@ class Store:
     async def read(
         self, version: bytes, size_bytes: int, offset_bytes: int, length_bytes: int
     ) -> bytes | bytearray | memoryview:
-        """The bytes (cut at the end of the file), read in a thread; blocks not yet checked are checked against their digests.
+        """The bytes (cut at the end of the file), read in a thread and checked against their digests.
 
         Raises BlocksMissing with what must be fetched: never written, evicted meanwhile, failed verification, unreadable.
         """
@@ -386,6 +407,26 @@ class Store:
         if blocks.block_count == 0:
             return True
         return not self._closed and await self._reader.verify(version, size_bytes, blocks)
+
+    # --- looking again -----------------------------------------------------------------------------------
+
+    def size_of(self, version: bytes) -> int | None:
+        """Bytes of the whole file; None when nothing of it is cached."""
+        file = self._shelf.files.get(version)
+        return None if file is None else file.size_bytes
+
+    async def examine(self, version: bytes, first_block: int) -> Examined | None:
+        """Compare the next piece that is cached at or after a block with its digests, read from the disk at the lowest priority.
+
+        What is bad is booked as for a read (``on_bad``). None when nothing of the version is cached.
+        """
+        if self._closed:
+            return None
+        return await asyncio.shield(self._shelf.own(self._examiner.examine(version, first_block), "cache examine"))
+
+    def is_lent(self, version: bytes) -> bool:
+        """The kernel reads it by itself now."""
+        return version in self._lent
 
     # --- writing -----------------------------------------------------------------------------------------
 
@@ -442,6 +483,18 @@ class Store:
         if self.on_gone is not None:
             self.on_gone(version, blocks)
 
+    def _bad(self, file: CachedFile, blocks: list[BlockRange], cause: str) -> None:
+        data_path = self._directory.paths(file.version)[0]
+        lent = file.borrows > 0 and not file.removed
+        if self.on_bad is not None:
+            self.on_bad(Bad(file.version, file.size_bytes, blocks, cause, lent, data_path))
+        else:
+            log.warning("cached blocks were dropped", blocks=blocks[:8], cause=cause, data_path=data_path)
+
+    def _doubted(self, file: CachedFile) -> None:
+        if self.on_doubt is not None:
+            self.on_doubt(file.version, file.size_bytes)
+
     def _announce(self, file: CachedFile) -> None:
         if not file.announced and not file.removed and loaded(file).is_verified:
             file.announced = True
@@ -465,6 +518,11 @@ class Store:
             except OSError as error:
                 raise BlocksMissing([whole_file(size_bytes)]) from error
             self._lent_open[file] = None
+        if not self._shelf.is_as_left(file, stamp_of(self._disk, file.borrow_fd)):
+            if not file.borrows and self._lent_open.pop(file, True) is None:
+                self._disk.close(file.borrow_fd)
+                file.borrow_fd = -1
+            raise BlocksMissing([whole_file(size_bytes)])
         file.borrows += 1
         self._lent.setdefault(version, deque()).append(file)
         self._shelf.pin(version, +1)
@@ -544,6 +602,9 @@ class Store:
             await self._reclaim.refresh()
             if self._health.trouble is not None and await self._is_well_again() and self._health.wrote():
                 self._well()
+            for loans in self._lent.values():
+                if loans[-1].borrow_fd >= 0 and not loans[-1].removed:
+                    self._shelf.is_as_left(loans[-1], stamp_of(self._disk, loans[-1].borrow_fd))
         except OSError as error:
             if self._health.bypass is not None or kind_of(error) not in ("full", "quota"):
                 self._disk_failed(error)

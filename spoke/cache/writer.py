@@ -142,6 +142,7 @@ class BlockWriter:
         if self._health.wrote():
             self._on_well()
         loaded(file).set_verified(blocks)
+        file.note_written(extents_of(blocks))
         assert file.extents is not None
         for extent in extents_of(blocks):
             part_blocks = min(blocks.end_block, (extent + 1) * EXTENT_BLOCKS) - max(

@@ -16,6 +16,7 @@ from common import limits
 from common.log import get_logger
 from common.wire.messages import Changes
 from spoke.namespace import journal_file
+from spoke.namespace.files import Files, Output
 from spoke.namespace.journal_file import SNAPSHOT, SNAPSHOT_NAME, Header, Loaded
 
 log = get_logger(__name__)
@@ -33,8 +34,9 @@ class Journal:
     Use as an async context manager: leaving it writes what is queued. ``failure``: why the disk is behind, or None.
     """
 
-    def __init__(self, directory: Path, loaded: Loaded) -> None:
+    def __init__(self, directory: Path, loaded: Loaded, files: Files | None = None) -> None:
         self.directory = directory
+        self._files = files or Files()
         self.tree = loaded.tree
         self.failure: str | None = None
         self._generation = loaded.generation
@@ -51,12 +53,12 @@ class Journal:
         self._worker: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, directory: Path) -> Journal:
+    async def open(cls, directory: Path, files: Files | None = None) -> Journal:
         """Load ``directory`` (made if absent) in a thread. Raises OSError when it cannot be made or read."""
         loaded = await asyncio.to_thread(_load, directory)
         for note in loaded.notes:
             log.warning("names on disk", note=note, directory=str(directory))
-        return cls(directory, loaded)
+        return cls(directory, loaded, files)
 
     async def __aenter__(self) -> Self:
         self._worker = asyncio.create_task(self._work(), name="names journal")
@@ -154,8 +156,8 @@ class Journal:
 
     def _append_batch(self, batch: list[Changes]) -> int:
         data = b"".join(map(journal_file.changes_record, batch))
-        with journal_file.log_path(self.directory, self._generation).open("ab") as file:
-            file.write(data)
+        with Output(self._files, journal_file.log_path(self.directory, self._generation), anew=False) as out:
+            out.write(data)
         return len(data)
 
     async def _compact(self) -> bool:
@@ -185,21 +187,21 @@ class Journal:
     def _write_tree(self, header: Header) -> _Written:
         path = self.directory / f"{SNAPSHOT_NAME}.new"
         entry_count = 0
-        with path.open("wb") as file:
-            file.write(header.encode())
+        with Output(self._files, path, anew=True) as out:
+            out.write(header.encode())
             for entries, data in journal_file.snapshot_records(self.tree):
-                file.write(data)
+                out.write(data)
                 entry_count += entries
-            journal_file.sync(file)
-            return _Written(path, file.tell(), entry_count)
+            out.sync()
+            return _Written(path, out.written_bytes, entry_count)
 
     def _install(self, header: Header, written: _Written, end_revision: int, batch: list[Changes]) -> tuple[int, int]:
         end = journal_file.end_record(end_revision, written.entry_count)
-        with written.path.open("ab") as file:
-            file.write(end)
-            journal_file.sync(file)
+        with Output(self._files, written.path, anew=False) as out:
+            out.write(end)
+            out.sync()
         records = map(journal_file.changes_record, batch)
-        log_bytes = journal_file.install(self.directory, written.path, header, records)
+        log_bytes = journal_file.install(self.directory, written.path, header, records, self._files)
         return written.size_bytes + len(end), log_bytes
 
 

@@ -23,11 +23,12 @@ tree and a full resync, never a wrong name.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import xxhash
@@ -35,6 +36,7 @@ import xxhash
 from common import limits
 from common.entries import Change
 from common.wire.messages import Changes
+from spoke.namespace.files import Files, Output, sync_directory
 from spoke.namespace.packing import pack_entry, unpack_entry
 from spoke.namespace.tree import Node, SequenceBroken, Tree
 
@@ -145,38 +147,35 @@ def _listing(directory: Node) -> list[Node]:
             continue
 
 
-def install(directory: Path, written: Path, header: Header, log_records: Iterable[bytes]) -> int:
+def install(
+    directory: Path, written: Path, header: Header, log_records: Iterable[bytes], files: Files | None = None
+) -> int:
     """Make the snapshot ``written`` (complete and synced) the current one, with its log; returns the log's bytes.
 
     Raises OSError; the old generation is then still the current one.
     """
+    files = files or Files()
     new_log = log_path(directory, header.generation)
     data = header._replace(kind=LOG).encode() + b"".join(log_records)
-    with new_log.open("wb") as file:
-        file.write(data)
-        sync(file)
-    written.rename(directory / SNAPSHOT_NAME)
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with Output(files, new_log, anew=True) as out:
+        out.write(data)
+        out.sync()
+    # A power cut may keep the rename and lose the log's name, unless that is on disk first.
+    sync_directory(files, directory)
+    files.rename(os.fspath(written), os.fspath(directory / SNAPSHOT_NAME))
+    sync_directory(files, directory)
     for path in directory.glob("names.*.log"):
         if path != new_log:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                files.unlink(os.fspath(path))
     return len(data)
-
-
-def sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-def load(directory: Path) -> Loaded:
-    """The tree as it was last kept in ``directory``, or an empty one. Cuts a torn log. Raises OSError alone."""
+def load(directory: Path, *, cut: bool = True) -> Loaded:
+    """The tree as it was last kept in ``directory``, or an empty one. Cuts a torn log (not without ``cut``). Raises OSError alone."""
     try:
         data = (directory / SNAPSHOT_NAME).read_bytes()
     except FileNotFoundError:
@@ -203,7 +202,8 @@ def load(directory: Path) -> Loaded:
         return Loaded(Tree(), 0, 0, 0, (f"{path.name} is damaged, the names are not used: {error}",))
     notes: tuple[str, ...] = ()
     if kept_bytes < len(log_data):
-        os.truncate(path, kept_bytes)
+        if cut:
+            os.truncate(path, kept_bytes)
         notes = (f"{path.name}: {len(log_data) - kept_bytes} bytes of a torn tail were cut",)
     return Loaded(tree, header.generation, snapshot_bytes, kept_bytes, notes)
 

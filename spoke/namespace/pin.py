@@ -13,6 +13,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from spoke.namespace.files import Files, sync_directory
+
 RECORD_NAME = "pinned.json"
 
 
@@ -37,6 +39,7 @@ def remember(directory: Path, pin: Pin, catalog_id: bytes, revision: int) -> Non
         file.flush()
         os.fsync(file.fileno())
     beside.rename(path)
+    sync_directory(Files(), directory)
 
 
 def is_at(directory: Path, pin: Pin, catalog_id: bytes, revision: int) -> bool:

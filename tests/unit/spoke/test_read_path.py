@@ -127,6 +127,37 @@ async def test_a_disk_error_at_the_hub_is_tried_again_and_then_told(make_read_pa
         await path.read(handle, 512 * 1024, 4096)
 
 
+async def test_a_bad_sector_at_the_hub_fails_only_who_reads_it(make_read_path, monkeypatch) -> None:
+    """One request may cover what several readers want, and prefetch; the good blocks of it are kept."""
+    monkeypatch.setattr("common.limits.RETRY_FIRST_S", 0.01)
+    data = noise(MIB)
+    path = await make_read_path({b"f": data})
+    handle = path.open(b"f")
+    honest = path.source.read_extent
+    path.source.gate = asyncio.Event()
+
+    async def failing(version: bytes, blocks: BlockRange) -> Extent:
+        extent = await honest(version, blocks)
+        if blocks.first_block <= 100 < blocks.end_block:
+            raise SourceReadError("block 100 cannot be read")
+        return extent
+
+    monkeypatch.setattr(path.source, "read_extent", failing)
+    path.fetcher.prefetch(handle.version, MIB, BlockRange(0, 256))
+    readers = [asyncio.create_task(path.read(handle, block * BLOCK_BYTES, 8192)) for block in (0, 99, 100, 101, 254)]
+    await until(lambda: path.reads.waiting == len(readers))
+    path.source.gate.set()
+    got = await asyncio.gather(*readers, return_exceptions=True)
+    assert [type(answer) for answer in got] == [bytes, SourceReadError, SourceReadError, bytes, bytes]
+    assert (got[0], got[3], got[4]) == (data[:8192], data[101 * 4096 : 103 * 4096], data[254 * 4096 :])
+    assert await path.read(handle, 99 * BLOCK_BYTES, 4096) == data[99 * 4096 : 100 * 4096]
+    await path.fetcher.written()
+    assert path.fetcher.prefetch_outstanding_bytes == 0
+    asked = len(path.source.reads)
+    assert await path.read(handle, 254 * BLOCK_BYTES, 8192) == data[254 * 4096 :]
+    assert len(path.source.reads) == asked
+
+
 async def test_wrong_bytes_past_tcps_checksum_are_fetched_again_and_never_delivered(
     make_read_path, monkeypatch
 ) -> None:

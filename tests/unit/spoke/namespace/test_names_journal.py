@@ -234,9 +234,9 @@ async def test_a_walk_overtaken_by_a_resync_is_thrown_away(tmp_path: Path, monke
         assert go_on.wait(10)
         return real_listing(node)
 
-    def install(directory: Path, written: Path, header: journal_file.Header, records: Iterable[bytes]) -> int:
+    def install(directory: Path, written: Path, header: journal_file.Header, records: Iterable[bytes], *rest) -> int:
         installed.append(header.revision)
-        return real_install(directory, written, header, records)
+        return real_install(directory, written, header, records, *rest)
 
     monkeypatch.setattr(journal_file, "_listing", stop)
     monkeypatch.setattr(journal_file, "install", install)
