@@ -45,7 +45,18 @@ SETTING_NAMES = frozenset(
             "read_timeout",
         ),
         *("connect_timeout", "links", "identity", "prefetch", "revision", "snapshot", "consistency", "passthrough"),
-        *("allow_other", "uid", "gid", "umask", "record", "read_ahead", "memory_limit"),
+        *(
+            "allow_other",
+            "uid",
+            "gid",
+            "umask",
+            "record",
+            "read_ahead",
+            "memory_limit",
+            "learn",
+            "learn_memory",
+            "scrub_rate",
+        ),
     }
 )
 """Settings of either daemon: one environment may serve both, and the other's are no mistakes."""
