@@ -146,14 +146,14 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> It
             raise HeadraceError(f"cannot reach the spoke at {path}: {error}") from None
         try:
             connection.sendall(json.dumps(dict(request)).encode() + b"\n")
-        except TimeoutError:
-            raise Silent(f"the spoke did not answer within {timeout_s:g} s") from None
+        except OSError as error:
+            raise _gone(error, timeout_s) from None
         with connection.makefile("rb") as lines:
             while True:
                 try:
                     line = lines.readline()
-                except TimeoutError:
-                    raise Silent(f"the spoke did not answer within {timeout_s:g} s") from None
+                except OSError as error:
+                    raise _gone(error, timeout_s) from None
                 if not line:
                     raise HeadraceError("the spoke closed the connection without an answer")
                 answer = json.loads(line)
@@ -164,6 +164,13 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> It
                     yield "result", answer["result"]
                     return
                 yield "progress", answer.get("progress")
+
+
+def _gone(error: OSError, timeout_s: float) -> HeadraceError:
+    """A spoke that ends, or has no descriptor left to accept with, resets the connection."""
+    if isinstance(error, TimeoutError):
+        return Silent(f"the spoke did not answer within {timeout_s:g} s")
+    return HeadraceError(f"the spoke dropped the connection ({error.strerror}); its log says why")
 
 
 def ask_once(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> Any:

@@ -58,7 +58,7 @@ class OrderWriter:
         files: Sequence[FileFacts],
         lane_count: int,
         meta: Mapping[str, str] | None = None,
-        segment_steps: int = limits.ORDER_SEGMENT_STEPS,
+        segment_steps: int | None = None,
         gently: bool = False,
     ) -> None:
         if not 1 <= lane_count <= limits.ORDER_MAX_LANES:
@@ -70,7 +70,7 @@ class OrderWriter:
         self._temporary = path.with_name(path.name + ".new")
         self._files = files
         self._lane_count = lane_count
-        self._segment_steps = segment_steps
+        self._segment_steps = segment_steps or limits.ORDER_SEGMENT_STEPS
         self._sorted_index = sorted_index_in_slices if gently else sorted_index
         self._sizes = array("Q", (file.size_bytes for file in files))
         self._first_pages = array("Q")

@@ -33,7 +33,7 @@ _CHANCE = math.log(0.01)
 _DENSE = 0.25
 _STREAK = 4
 _SOON_READS = 16
-_SOON_STREAMS_MAX = 32
+_SOON_STREAMS_MAX = 64
 """Where chance joins that often, a stream is what went on four times, each within so many reads (and two for each other stream)."""
 
 

@@ -1,7 +1,9 @@
 import asyncio
 import contextlib
 import os
+import socket
 import stat
+import threading
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
@@ -82,3 +84,25 @@ def test_a_socket_path_fits_however_long_the_mountpoint_is() -> None:
     paths = {socket_path(Path("/run/headrace"), name) for name in ("/mnt/a", "/mnt/b", "/" + "x" * 3000)}
     assert len(paths) == 3
     assert all(len(os.fspath(path)) < 107 for path in paths)
+
+
+def test_a_spoke_that_drops_the_connection_is_an_error_in_words(tmp_path: Path) -> None:
+    """As one without a descriptor left does, or one that is just ending."""
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        answers = ask(
+            path, {"command": "status", "padding": "x" * (1 << 22)}
+        )  # more than a socket takes before it is read
+
+        def drop() -> None:
+            connection, _ = listener.accept()
+            connection.recv(1)
+            connection.close()
+
+        thread = threading.Thread(target=drop)
+        thread.start()
+        with pytest.raises(HeadraceError, match="dropped the connection"):
+            next(answers)
+        thread.join()
