@@ -30,7 +30,7 @@ def data_files(pair: Pair) -> int:
 
 
 def test_purge(pair: Pair) -> None:
-    spoke = pair.spoke(pair.hub().address)
+    spoke = pair.spoke(pair.hub().address, extra=["--no-prefetch"])
     for name in ("d/a", "d/b", "c"):
         assert len((spoke.mountpoint / name).read_bytes()) == MIB
     spoke.settled()
