@@ -44,9 +44,9 @@ class Fault:
 
 FAULTS: dict[str, Fault] = {}
 
-BEYOND = ("wire_flip_map", "wire_flip_names")
-"""Not part of a run unless named: on a plain connection only TCP's checksum guards what is said about names (SEMANTICS.md, last
-section), and these two show it. DATA has digests of its own."""
+BEYOND = ("wire_flip_map",)
+"""Not part of a run unless named: on a plain connection only TCP's checksum guards the maps of frames (SEMANTICS.md, last section).
+File data and names have digests of their own."""
 
 
 def usual() -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 
 from common.blocks import BlockRange
 from common.entries import Change, Entry, Kind
+from common.errors import ProtocolError
 from common.wire.frame import HEADER_BYTES, FrameType, parse_header
 from common.wire.message_codec import TYPE_OF, decode, encode
 from common.wire.messages import (
@@ -115,3 +116,25 @@ def test_golden_bytes(name: str) -> None:
     map_end = HEADER_BYTES + header.map_bytes
     assert header.request_id == request_id
     assert decode(header, golden[HEADER_BYTES:map_end], golden[map_end:]) == message
+
+
+@pytest.mark.parametrize("name", ["changes", "changes-former", "snapshot", "snapshot-empty"])
+def test_names_of_a_hub_that_sends_no_digests(name: str) -> None:
+    request_id, message = SAMPLES[name]
+    golden = bytes.fromhex((GOLDEN.parent / "wire_before_digests" / f"{name}.hex").read_text())
+    header = parse_header(golden)
+    map_end = HEADER_BYTES + header.map_bytes
+    assert decode(header, golden[HEADER_BYTES:map_end], golden[map_end:]) == message
+    assert header.request_id == request_id
+
+
+@pytest.mark.parametrize("name", ["changes", "changes-former", "snapshot"])
+def test_a_flipped_bit_in_names_is_refused(name: str) -> None:
+    _, message = SAMPLES[name]
+    head, payload = encode(message)
+    header = parse_header(head)
+    for bit in range(0, 8 * len(payload), 7):
+        flipped = bytearray(payload)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ProtocolError, match="digest"):
+            decode(header, head[HEADER_BYTES:], flipped)
