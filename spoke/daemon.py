@@ -11,8 +11,7 @@ import contextlib
 import json
 import os
 import shutil
-import signal
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,9 +19,8 @@ from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry
 
-from common import __version__, limits, runtime
+from common import limits, runtime
 from common.blocks import BlockRange
-from common.buffers import EXTENT_BUFFERS
 from common.cgroup import memory_limit
 from common.config import Loaded
 from common.entries import Entry
@@ -30,25 +28,27 @@ from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, Us
 from common.log import get_logger
 from common.metrics import HttpPages, TableCollector
 from common.runtime import cancel_and_wait
-from common.units import format_address, parse_address
-from spoke import control, purge
+from common.units import parse_address
+from spoke import control
 from spoke.ahead import Ahead
+from spoke.answers import Answers
 from spoke.cache.scrub import NOTE_NAME, Scrub
 from spoke.cache.store import Store
 from spoke.cache_files import CacheFiles
 from spoke.config import SpokeSettings
+from spoke.confirming import Confirming
+from spoke.facts import Facts
 from spoke.fetcher import Fetcher
-from spoke.fuse import mountpoint as mountpoints
 from spoke.fuse.attributes import Ownership
 from spoke.fuse.device import Device, MountOptions
 from spoke.fuse.operations import Operations
 from spoke.fuse.virtual import VirtualFile
-from spoke.hub_client.checks import Position
 from spoke.hub_client.client import HubClient, make_hello
 from spoke.hub_client.credentials import Credentials
 from spoke.insight.watch import Insight
 from spoke.long_waits import LongWaits
-from spoke.memory import Level, MemoryBudget, anonymous_bytes, choose_limit
+from spoke.memory import MemoryBudget, choose_limit
+from spoke.memory_watch import MemoryWatch
 from spoke.mending import Mending
 from spoke.metrics import METRICS, Counts
 from spoke.namespace.follower import Follower
@@ -56,7 +56,7 @@ from spoke.namespace.journal import Journal
 from spoke.namespace.pin import Pin, is_at, remember
 from spoke.namespace.replica import Feed, Replica
 from spoke.namespace.siblings import Siblings
-from spoke.namespace.suspicion import Losses, Suspicion
+from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.suspicion_record import kept
 from spoke.namespace.tree import FIRST_SERIAL, Invalidation
 from spoke.orders.learner import Learner, is_learned_file
@@ -70,11 +70,9 @@ from spoke.prefetch.planner import Planner
 from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
 from spoke.prefetch.succession import OrderRecorder
-from spoke.privileges import drop_unneeded
 from spoke.reads import Handle, Reads
 from spoke.recorder import Recorder, Recording
 from spoke.retention import Retention
-from spoke.supervisor.channel import Channel
 from spoke.verify import Verifying
 from spoke.warming import Warming
 from spoke.worker import Handed, SupervisorLine, give_up_mount
@@ -87,7 +85,7 @@ class NoHubYet(UsageError):
 
 
 class Spoke:
-    """Use :func:`run_spoke`, or ``await Spoke.start(…)``, ``await spoke.wait(stop)``, ``await spoke.close()``."""
+    """Use ``await Spoke.start(…)``, ``await spoke.wait(stop)``, ``await spoke.close()``."""
 
     insight: Insight
 
@@ -146,6 +144,9 @@ class Spoke:
         self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
         observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
         self.long_waits = LongWaits(clock, self.client.in_words)
+        self.confirming = Confirming(
+            self.tree, self.replica, self.client, self.follower, self.long_waits, settings.read_timeout or None
+        )
         self.reads = Reads(
             store,
             self.fetcher,
@@ -156,7 +157,10 @@ class Spoke:
             waits=self.insight,
         )
         self.reads.names_in_doubt = lambda: str(self.suspicious) if self.suspicious is not None else ""
-        self.reads.on_short_of_memory = self._give_memory_back
+        self.memory_watch = MemoryWatch(
+            self.memory_limit, self.memory, self.tree, store, self.fetcher, self.reads, self.ahead, self.plans
+        )
+        self.reads.on_short_of_memory = self.memory_watch.give_back
         self._watch_over_blocks(settings)
         self.pins = Pins(
             settings.cache_dir / "pins" / f"{quote(settings.dataset, safe='')}.json", self.tree, store, clock
@@ -177,39 +181,14 @@ class Spoke:
         self.cache_files = CacheFiles(self.tree, store, self.fetcher.recent)
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
+        self.facts = Facts(self)
         registry = CollectorRegistry()
         registry.register(TableCollector(METRICS, self))
-        self.pages = HttpPages(registry, self.health, self.status, spoke_page(self.status, self.insight.page))
-        self.control = control.ControlServer(
-            control.socket_path(runtime_dir(), mountpoint),
-            self._answers(),
-        )
+        self.pages = HttpPages(registry, self.facts.health, self.status, spoke_page(self.status, self.insight.page))
         self._stop = asyncio.Event()
+        answers = Answers(self, self._stop.set)
+        self.control = control.ControlServer(control.socket_path(runtime_dir(), mountpoint), answers.commands())
         self._upkeep: list[asyncio.Task[None]] = []
-
-    def _answers(self) -> dict[str, control.Command]:
-        """What the commands may ask, by name."""
-        return {
-            "status": self._answer_status,
-            "stop": self._answer_stop,
-            "explain": self._answer_explain,
-            "cache-list": self._answer_cache_list,
-            "cache-sizes": self._answer_cache_sizes,
-            "cache-evict": self._answer_cache_evict,
-            "warm": self._answer_warm,
-            "verify": self.verifying.answer,
-            "pin": self._answer_pin,
-            "unpin": self._answer_unpin,
-            "loss": self._answer_loss,
-            "accept": self._answer_accept,
-            "purge": self._answer_purge,
-            "plan": self._answer_plan,
-            "plans": self._answer_plans,
-            "orders": self._answer_orders,
-            "order-load": self._answer_order_load,
-            "order-drop": self._answer_order_drop,
-            "learned-reset": self._answer_learned_reset,
-        }
 
     def _look_ahead(self, settings: SpokeSettings) -> None:
         """Who foresees reads: the planner, its hands, the orders it follows, and who learns them."""
@@ -266,7 +245,7 @@ class Spoke:
         first_serial = handed.first_serial if handed is not None else FIRST_SERIAL
         # A mount that is there serves what is cached, also while its files are being renewed.
         may_wait = handed is not None and handed.goes_on
-        credentials = _credentials(settings, may_wait=may_wait)
+        credentials = credentials_of(settings, may_wait=may_wait)
         store = await asyncio.to_thread(
             Store.open,
             settings.cache_dir,
@@ -301,8 +280,8 @@ class Spoke:
         await self.pins.load()
         await self.retention.load()
         runtime.settle_memory()
-        self._share_memory()
-        self._upkeep.append(asyncio.create_task(self._watch_memory(), name="memory watch"))
+        self.memory_watch.share()
+        self._upkeep.append(asyncio.create_task(self.memory_watch.watch(), name="memory watch"))
         if self.recorder is not None:
             self.recorder.open(go_on=self.handed is not None and self.handed.goes_on)
         await self.order_shelf.start()
@@ -358,7 +337,7 @@ class Spoke:
             device.passthrough,
             ownership=Ownership(settings.uid, settings.gid, settings.umask),
             cached_fraction=self._cached_fraction,
-            confirm=self._confirm if settings.consistency == "strict" else None,
+            confirm=self.confirming.confirm if settings.consistency == "strict" else None,
             virtual_files={
                 b"status": VirtualFile(lambda: _shown(self.status())),
                 b"explain": VirtualFile(lambda: _shown(self.insight.recent())),
@@ -485,66 +464,6 @@ class Spoke:
             if self.recorder is not None:
                 self.recorder.flush()
 
-    # --- memory ------------------------------------------------------------------------------------------
-
-    def _dataset_bytes(self) -> dict[str, int]:
-        """What grows with the dataset and not with the work: not under the limit."""
-        return {
-            "names": self.tree.entry_count * limits.MEMORY_NAME_BYTES,
-            "index": self.store.files_known * limits.MEMORY_CACHED_FILE_BYTES,
-        }
-
-    def _own_bytes(self) -> int:
-        """What the limit is on."""
-        return max(0, anonymous_bytes() - sum(self._dataset_bytes().values()))
-
-    def _share_memory(self) -> None:
-        """Divide what the process itself leaves of the limit."""
-        memory = self.memory
-        memory.settled(self._own_bytes())
-        self.fetcher.recent.capacity_bytes = memory.recent_bytes
-        EXTENT_BUFFERS.capacity = memory.kept_buffers
-        runtime.keep_freed_memory(memory.heap_kept_bytes)
-        log.info("memory limit", limit_bytes=self.memory_limit.limit_bytes, origin=self.memory_limit.origin,
-                 for_data_bytes=memory.data_bytes)  # fmt: skip
-
-    async def _watch_memory(self) -> None:
-        """Look at what the process takes, and act before the limit is reached."""
-        trimmed_s = float("-inf")
-        while True:
-            await asyncio.sleep(limits.MEMORY_LOOK_S)
-            before = self.memory.level
-            level = self.memory.measured(self._own_bytes())
-            if level > Level.EASE and runtime.now_s() - trimmed_s >= limits.MEMORY_TRIM_S:
-                trimmed_s = runtime.now_s()
-                if level >= Level.DROP_IDLE:
-                    self.fetcher.drop_idle()
-                runtime.give_back_memory()
-                level = self.memory.measured(self._own_bytes())
-            if Level.DROP_IDLE in (before, level) and level != before:
-                log.info("memory", level=level.name, own_bytes=self._own_bytes(), limit_bytes=self.memory.limit_bytes)
-            self.reads.admission.look()
-            if level < before:
-                self.ahead.look_again()
-
-    def _give_memory_back(self) -> None:
-        """The kernel had none for us."""
-        self.fetcher.drop_idle()
-        runtime.give_back_memory()
-
-    def memory_bytes(self) -> dict[str, int]:
-        """What holds memory, by owner; ``process`` is the rest of what the kernel says: interpreter, bookkeeping, leftovers."""
-        fetcher = self.fetcher
-        held = {
-            **self._dataset_bytes(),
-            "flights": fetcher.landed_bytes,
-            "readers": self.reads.admission.inside_bytes,
-            "recent": fetcher.recent.held_bytes,
-            "buffers": EXTENT_BUFFERS.idle_bytes,
-            "orders": self.plans.held_steps * limits.MEMORY_STEP_BYTES,
-        }
-        return {**held, "process": max(0, anonymous_bytes() - sum(held.values()))}
-
     # --- between the rooms -------------------------------------------------------------------------------
 
     def _next_file(self, path: bytes) -> FileFacts | None:
@@ -571,31 +490,6 @@ class Spoke:
         except OSError as error:
             log.error("what the snapshot's name stands for cannot be kept; a restart needs the hub", error=str(error))
 
-    async def _confirm(self, path: bytes) -> None:
-        """Return once the names have this path as it is at the hub. Raises HeadraceError, at the latest after the read timeout."""
-        timeout_s = self.loaded.settings.read_timeout or None
-        wait = self.long_waits.begin(path, None)
-        slow = asyncio.get_running_loop().call_later(limits.SLOW_READ_AFTER_S, self.long_waits.grew_long, wait)
-        well = False
-        try:
-            async with asyncio.timeout(timeout_s):
-                position = await self.client.checks.ask(path)
-                await self.follower.until(lambda: self._is_at(position) or self.suspicious is not None)
-            well = True
-        except TimeoutError:
-            error = HubUnreachable(f"{path!r}: the hub did not confirm it within {timeout_s:g} s")
-            self.long_waits.timed_out(wait, error)
-            raise error from None
-        finally:
-            slow.cancel()
-            self.long_waits.ended(wait, well=well)
-        if not self._is_at(position):
-            raise HubUnreachable(f"{path!r}: the hub's names are not believed: {self.suspicious}")
-
-    def _is_at(self, position: Position) -> bool:
-        tree = self.tree
-        return tree.epoch % 2 == 0 and tree.catalog_id == position.catalog_id and tree.revision >= position.revision
-
     def _cached_fraction(self, entry: Entry) -> float:
         if entry.size_bytes == 0:
             return 1.0
@@ -616,261 +510,18 @@ class Spoke:
     def suspicious(self) -> Suspicion | None:
         return self.replica.suspicious
 
-    def health(self) -> tuple[bool, Mapping[str, Any]]:
-        """Healthy while the mount answers; a hub that is away is a fact, not an illness of this daemon."""
-        mounted = self.device is not None and self.device.negotiated is not None
-        return mounted, {"mounted": mounted, "hub_connected": self.client.connected}
-
-    def status(self) -> Mapping[str, Any]:
-        """The facts behind ``status``; sizes in bytes, times in seconds."""
-        counts, usage, client = self.counts, self.store.usage(), self.client
-        settings = self.loaded.settings
-        staleness_s = self.staleness_s()
-        passthrough = self.device.passthrough.status() if self.device is not None else None
-        notes = list(self.device.notes) if self.device is not None else []
-        if usage.bypass is not None:
-            notes.append(f"the cache is bypassed: {usage.bypass}")
-        elif usage.trouble is not None:
-            notes.append(f"the cache disk: {usage.trouble.reason}")
-        if self.memory.level >= Level.DROP_IDLE:
-            notes.append("memory is short: nothing is fetched ahead; see memory_limit")
-        descriptors, most_descriptors = runtime.open_descriptors()
-        if self.journal.failure is not None:
-            notes.append(f"names are not kept on disk: {self.journal.failure}")
-        return {
-            "version": __version__,
-            "pid": os.getpid(),
-            "supervision": self.supervision(),
-            "mountpoint": self.mountpoint,
-            "dataset": settings.dataset,
-            "uptime_s": runtime.now_s() - self.started_s,
-            "metrics": format_address(*self.pages.address) if self.pages.address is not None else None,
-            "hub": {
-                "address": settings.hub,
-                "connected": client.connected,
-                "in_words": client.in_words(),
-                "error": str(client.last_error) if client.last_error is not None else None,
-                "rtt_s": client.rtt_s,
-                "rate_bytes_per_s": client.rate_bytes_per_s,
-                "received_bytes": client.wire_bytes_total,
-                "links": client.links(),
-                "tls": self.credentials.certificates is not None,
-                "token": self.credentials.token is not None,
-                "certificate_left_s": self.certificate_left_s() if self.credentials.certificates is not None else None,
-            },
-            "names": {
-                "revision": self.tree.revision,
-                "entries": self.tree.entry_count,
-                "file_bytes": self.tree.file_bytes,
-                "staleness_s": staleness_s if staleness_s != float("inf") else None,
-                "suspicious": str(self.suspicious) if self.suspicious is not None else None,
-                "resyncs": self.replica.resyncs_total,
-                "pinned": str(self.pin) if self.pin is not None else None,
-                "opens_confirmed": self.client.checks.asked_total,
-            },
-            "cache": {
-                "directory": str(settings.cache_dir),
-                "used_bytes": usage.used_bytes,
-                "capacity_bytes": usage.capacity_bytes,
-                "files": usage.files,
-                "evicted_bytes": usage.evicted_bytes_total,
-                "erased_bytes": self.retention.erased_bytes_total,
-                "corrupt_blocks": usage.corrupt_blocks_total,
-                "trouble": usage.trouble._asdict() if usage.trouble is not None else None,
-                "read_errors": usage.read_errors_total,
-                "write_errors": usage.write_errors_total,
-                "skipped_bytes": self.fetcher.skipped_bytes_total,
-                "scrub": self.scrub.facts(),
-                "write_backlog_bytes": self.fetcher.write_backlog_bytes,
-            },
-            "reads": {
-                "opens": counts.opens,
-                "hit": counts.hits,
-                "late": counts.late,
-                "miss": counts.misses,
-                "cache_bytes": counts.cache_read_bytes,
-                "wan_bytes": counts.wan_read_bytes,
-                "stall_s": counts.stall_s,
-                "waiting": self.reads.waiting,
-                "waiting_long": self.long_waits.long_count,
-                "longest_wait_s": self.long_waits.longest_s(),
-                "timeouts": self.long_waits.timeouts_total,
-                "stale": counts.stale_reads,
-            },
-            "prefetch": {
-                "enabled": self.planner is not None,
-                "asked_bytes": counts.prefetch_asked_bytes,
-                "used_bytes": self.scorecard.used_bytes,
-                "wasted_bytes": self.scorecard.wasted_bytes,
-                "outstanding_bytes": self.fetcher.prefetch_outstanding_bytes,
-            },
-            **self.insight.facts(),
-            "memory": {
-                "limit_bytes": self.memory_limit.limit_bytes,
-                "origin": self.memory_limit.origin,
-                "own_bytes": self._own_bytes(),
-                "level": self.memory.level.name.lower().replace("_", "-"),
-                "for_data_bytes": self.memory.data_bytes,
-                "held_bytes": self.memory_bytes(),
-                "waiting_reads": self.reads.admission.waiting,
-                "waited_reads": self.reads.admission.waited_total,
-                "pressed": self.memory.pressed_total,
-                "open_descriptors": descriptors,
-                "most_descriptors": most_descriptors,
-            },
-            "pins": self.pins.facts(),
-            "warm": self.warming.facts(),
-            "plans": self.plans.facts(),
-            "orders": self.ahead.orders(),
-            "learned": self.learner.facts(),
-            "data_path": {
-                "passthrough": passthrough.live if passthrough is not None else False,
-                "reason": passthrough.reason if passthrough is not None else "not mounted",
-                "passthrough_opens": counts.passthrough_opens,
-                "open_files": self.reads.open_handles,
-                "open_kernel_files": self.reads.lent_handles,
-                "read_ahead": self.ahead.read_ahead.facts(),
-            },
-            "notes": notes,
-            "settings": {
-                name: {"value": _plain(value), "source": self.loaded.sources[name]}
-                for name, value in settings.model_dump().items()
-            },
-        }
-
     @property
     def worker_restarts(self) -> int:
         """Workers of this mount that died and were replaced."""
         return int(self.line.facts.get("restarts", 0)) if self.line is not None else 0
 
-    def supervision(self) -> Mapping[str, Any] | None:
-        """Who keeps the mount when this process dies; None: nobody."""
-        if self.line is None:
-            return None
-        terms = self.device.negotiated if self.device is not None else None
-        told = self.line.facts
-        return {
-            "supervisor_pid": told.get("supervisor_pid"),
-            "worker_pid": os.getpid(),
-            "restarts": self.worker_restarts,
-            "upgrades": told.get("upgrades", 0),
-            "last_end": told.get("last_end") or None,
-            "resend": terms.resend if terms is not None else None,
-            "kept_over_restarts": bool(told.get("stored")),
-        }
+    def memory_bytes(self) -> dict[str, int]:
+        """What holds memory, by owner."""
+        return self.memory_watch.held_bytes()
 
-    # --- the control socket ------------------------------------------------------------------------------
-
-    async def _answer_status(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield self.status()
-
-    async def _answer_stop(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        self._stop.set()
-        yield {"stopping": True}
-
-    async def _answer_explain(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        path = request.get("path")
-        yield self.insight.recent() if path is None else await self.insight.explain(str(path))
-
-    async def _answer_cache_list(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield await self.cache_files.list(
-            [bytes.fromhex(path) for path in request.get("paths", [""])],
-            sort=str(request.get("sort", "path")),
-            most=int(request.get("most", limits.CACHE_LIST_MAX)),
-            everything=bool(request.get("everything")),
-        )
-
-    async def _answer_cache_sizes(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield await self.cache_files.sizes(bytes.fromhex(str(request.get("path", ""))))
-
-    async def _answer_cache_evict(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield await self.cache_files.evict([bytes.fromhex(path) for path in request.get("paths", [])])
-
-    async def _answer_warm(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        async with contextlib.aclosing(self.warming.answer(request)) as progress:
-            async for facts in progress:
-                yield facts
-
-    async def _answer_pin(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        paths = [bytes.fromhex(path) for path in request.get("paths", [])]
-        yield await self.pins.pin(paths) if paths else self.pins.facts()
-
-    async def _answer_unpin(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        paths = request.get("paths")
-        yield await self.pins.unpin(None if paths is None else [bytes.fromhex(path) for path in paths])
-
-    async def _answer_plan(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield self.plans.request(request.get("message"))
-
-    async def _answer_plans(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield self.plans.facts()
-
-    async def _answer_orders(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield {"directory": str(self.order_shelf.directory), "orders": list(self.order_shelf.facts())}
-
-    async def _answer_order_load(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield await self.order_shelf.load(Path(str(request.get("path"))))
-
-    async def _answer_order_drop(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield {"dropped": await self.order_shelf.drop(str(request.get("name")))}
-
-    async def _answer_purge(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        paths = [bytes.fromhex(path) for path in request.get("paths", [])]
-        versions = purge.chosen(self.tree, self.store, paths, bool(request.get("all")))
-        if request.get("dry_run"):
-            yield {"files": len(versions), "bytes": sum(map(self.store.charged_bytes, versions))}
-            return
-        done = await purge.erase(self.store, versions)
-        if self.operations is not None:
-            self.operations.forget_bytes(versions)
-        yield done
-
-    async def _answer_learned_reset(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield {"orders": await self.learner.reset()}
-
-    async def _answer_loss(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        suspicion = self.suspicious
-        if suspicion is None:
-            yield {"suspicious": None}
-            return
-        self._check_at_hand()
-        losses = Losses()
-        for _ in self.replica.losses(losses, self.store.present_bytes):
-            await asyncio.sleep(0)  # let reads go in between
-            self._check_still(suspicion)
-        yield {
-            "suspicious": str(suspicion),
-            "revision": suspicion.revision,
-            "catalog_id": suspicion.catalog_id.hex(),
-            "files": losses.files,
-            "others": losses.others,
-            "file_bytes": losses.file_bytes,
-            "cached_bytes": losses.cached_bytes,
-            "examples": [os.fsdecode(path).encode("utf-8", "backslashreplace").decode() for path in losses.examples],
-        }
-
-    async def _answer_accept(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        suspicion = self.suspicious
-        if suspicion is None:
-            yield {"said": "the hub is not suspicious; nothing to accept"}
-            return
-        self._check_at_hand()
-        seen = request.get("revision"), request.get("catalog_id")
-        if seen not in ((None, None), (suspicion.revision, suspicion.catalog_id.hex())):
-            raise HeadraceError(f"the hub has said something else meanwhile: {suspicion}; look again")
-        self.follower.accept()
-        yield {"said": f"accepted: {suspicion}"}
-
-    def _check_at_hand(self) -> None:
-        if not self.replica.can_accept:
-            raise HeadraceError(
-                "the hub is suspicious, but since this spoke started it has not shown its names yet "
-                f"({self.client.in_words()}); try again when it has"
-            )
-
-    def _check_still(self, suspicion: Suspicion) -> None:
-        if self.suspicious is not suspicion:
-            raise HeadraceError("the hub has said something else meanwhile; look again")
+    def status(self) -> Mapping[str, Any]:
+        """The facts behind ``status``; sizes in bytes, times in seconds."""
+        return self.facts.status()
 
 
 def pin_of(settings: SpokeSettings) -> Pin | None:
@@ -903,77 +554,6 @@ def _shown(facts: Mapping[str, Any]) -> bytes:
     return json.dumps(facts, indent=1).encode() + b"\n"
 
 
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
-
-
-def _credentials(settings: SpokeSettings, *, may_wait: bool = False) -> Credentials:
+def credentials_of(settings: SpokeSettings, *, may_wait: bool = False) -> Credentials:
+    """What the hub is shown. Raises UsageError for files that cannot be used, unless they ``may_wait``."""
     return Credentials.load(settings.tls, settings.token_file, settings.tls_name, may_wait=may_wait)
-
-
-def run_spoke(mountpoint: str, loaded: Loaded[SpokeSettings], channel: Channel) -> None:
-    """Serve one mount as its supervisor's worker, until SIGTERM, SIGINT, ``umount``, a lost mount, or the next worker."""
-    # A terminal that hangs up is the supervisor's affair.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # nor does its background stop our log
-    # Here and not in the supervisor, which must be able to start a worker that keeps more.
-    # A mount that stands must not be asked for its owner: nobody would answer before us.
-    where = os.path.dirname(mountpoint) if mountpoints.mounts_at(mountpoint) else mountpoint
-    drop_unneeded([*loaded.settings.paths(where), runtime_dir()])
-    if not runtime.run(_serve(mountpoint, loaded, channel)):
-        runtime.leave_threads_behind()
-
-
-async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], channel: Channel) -> bool:
-    """False: the cache disk still holds a thread."""
-    stop = asyncio.Event()
-    runtime.stop_on_signals(stop)
-    async with SupervisorLine(channel) as line:
-        handed = await line.handed()
-        if handed is not None and handed.facts.get("standby"):
-            _credentials(loaded.settings)
-            line.say("prepared")  # all code is read and the settings are fit; the worker before serves on
-            handed = await line.handed()
-        while handed is not None:
-            handed = await _serve_handed(mountpoint, loaded, line, handed, stop)
-    return line.quiet
-
-
-async def _serve_handed(
-    mountpoint: str, loaded: Loaded[SpokeSettings], line: SupervisorLine, handed: Handed, stop: asyncio.Event
-) -> Handed | None:
-    """Serve until the end (None), or until another worker was to take over and could not."""
-    starting = asyncio.create_task(Spoke.start(mountpoint, loaded, handed, line), name="start")
-    stopped = asyncio.create_task(stop.wait(), name="stop signal")
-    lost = asyncio.create_task(line.lost.wait(), name="supervisor lost")
-    await asyncio.wait([starting, stopped, lost], return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        await cancel_and_wait(starting)
-        raise HeadraceError("stopped before the mount was ready")
-    await cancel_and_wait(stopped, lost)
-    spoke = starting.result()
-    keep_mount = True  # an error of ours is the next worker's to mend
-    try:
-        address = spoke.pages.address
-        line.say(
-            "ready",
-            line=f"mounted {loaded.settings.dataset} on {mountpoint}",
-            metrics=format_address(*address) if address is not None else None,
-        )
-        event = "took the mount over" if handed.goes_on else "mounted"
-        log.info(event, mountpoint=mountpoint, dataset=loaded.settings.dataset, hub=loaded.settings.hub)
-        await spoke.wait(stop, line.release_asked, line.lost)
-        keep_mount = line.release_asked.is_set() and not stop.is_set()
-        if line.lost.is_set():
-            keep_mount = bool(line.facts.get("stored"))
-            log.error("the supervisor is gone", mount="left to the next" if keep_mount else "taken away")
-    finally:
-        if not keep_mount:
-            line.say("stopping")
-        await spoke.close(keep_mount)
-        line.quiet = spoke.store.is_quiet
-        log.info("handed the mount on" if keep_mount else "unmounted", mountpoint=mountpoint)
-    if not keep_mount or line.lost.is_set():
-        return None
-    line.say("released")
-    return await line.handed()

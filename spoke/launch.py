@@ -80,7 +80,7 @@ def mount_in_foreground(mountpoint: Path, loaded: Loaded[SpokeSettings]) -> None
 
 
 def _work(path: str, loaded: Loaded[SpokeSettings], channel: Channel) -> None:
-    from spoke.daemon import run_spoke
+    from spoke.serve import run_spoke
 
     run_spoke(path, loaded, channel)
 
