@@ -147,6 +147,7 @@ def test_sixteen_readers_see_a_pause_and_right_bytes_when_the_worker_is_killed_a
     assert not os.path.ismount(spoke.mountpoint)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_it_is_starting_is_started_again(pair: Pair) -> None:
     data = write(pair.data / "f", MIB, 1)
     spoke = pair.spoke(pair.hub().address)
@@ -193,6 +194,7 @@ def test_an_open_file_that_changed_at_the_hub_keeps_its_version_over_a_restart(p
     os.close(fd)
 
 
+@pytest.mark.slow
 def test_what_changes_while_no_worker_serves_is_seen_by_the_next(pair: Pair) -> None:
     write(pair.data / "gone", 1000, 1)
     write(pair.data / "changed", 1000, 2)
@@ -253,6 +255,7 @@ def configured(pair: Pair, hub_address: str, extra: str = "") -> tuple[Spoke, Pa
     return pair.spoke(hub_address, extra=["--config", str(config)]), config, rewrite
 
 
+@pytest.mark.slow
 def test_a_crash_loop_has_a_clear_end(pair: Pair) -> None:
     data = write(pair.data / "f", 4 * MIB, 1)
     hub = pair.hub()
@@ -326,6 +329,7 @@ def test_upgrades_under_load_are_a_short_pause(pair: Pair) -> None:
     assert len(children(spoke.popen.pid)) == 1
 
 
+@pytest.mark.slow
 def test_a_new_worker_that_cannot_start_leaves_the_old_one(pair: Pair) -> None:
     data = write(pair.data / "f", 4 * MIB, 1)
     hub = pair.hub()
@@ -341,6 +345,7 @@ def test_a_new_worker_that_cannot_start_leaves_the_old_one(pair: Pair) -> None:
     os.close(fd)
 
 
+@pytest.mark.slow
 def test_a_new_worker_that_cannot_serve_gives_the_mount_back(pair: Pair) -> None:
     data = write(pair.data / "f", 4 * MIB, 1)
     other = pair.work_dir / "other"
@@ -377,6 +382,7 @@ class FromFile(Spoke):
 # --- without the supervisor ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_worker_whose_supervisor_is_killed_unmounts_and_ends(pair: Pair) -> None:
     write(pair.data / "f", MIB, 1)
     hub = pair.hub()

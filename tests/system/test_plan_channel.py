@@ -111,6 +111,7 @@ def write(path: Path, size_bytes: int) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("how", ["pread", "mmap", "batches"])
+@pytest.mark.slow
 def test_a_shuffled_data_loader_finds_what_it_announced(pair: Pair, far: Callable[[str], str], how: str) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     write(pair.data / "train.bin", (192 if how == "mmap" else 32) * MIB)

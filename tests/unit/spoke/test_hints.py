@@ -165,6 +165,7 @@ def test_ranges_and_records_are_declared(root: Path, listener: Listener) -> None
     assert listener.steps() == [(b"d/f", 5, 6)]
 
 
+@pytest.mark.slow
 def test_long_declarations_stop_where_there_is_no_room(
     root: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
