@@ -216,6 +216,7 @@ async def test_open_files_are_bounded_and_deleted_ones_let_go(
     assert held() == []
 
 
+@pytest.mark.slow
 async def test_the_first_reads_of_a_file_end_in_the_order_they_came_whatever_opening_takes(
     root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
