@@ -161,7 +161,6 @@ class Reader:
             if place is None:
                 break
             _check_range(blocks, place.identity.size_bytes)
-            await self._leave_racy_window(place.identity)
             try:
                 extent = self._read_inline(version, place, blocks)
                 if extent is None:
@@ -177,7 +176,7 @@ class Reader:
         raise StaleVersion(f"version {version.hex()} is no longer in dataset {self._export.name!r}")
 
     async def _find(self, version: bytes, *, fresh: bool) -> Resolved | None:
-        """Where the version is, its file open if it can be.
+        """Where the version is, its file open if it can be, and past the moment in which an edit would not show.
 
         The first reads of a file wait for that together and go on in the order in which they came, else prefetch would
         overtake what somebody waits for; and a new connection's first round trip carries only some 60 kB.
@@ -185,7 +184,10 @@ class Reader:
         waiters = self._gates.get(version)
         if waiters is None:
             if fresh or self._files.holds(version):
-                return await self._places.resolve(version, fresh=fresh)
+                place = await self._places.resolve(version, fresh=fresh)
+                if place is not None:
+                    await self._leave_racy_window(place.identity)
+                return place
             waiters = self._gates[version] = []
             task = asyncio.create_task(self._open_gate(version, waiters), name="open a served file")
             self._opening.add(task)
@@ -200,6 +202,7 @@ class Reader:
         try:
             place = await self._places.resolve(version)
             if place is not None:
+                await self._leave_racy_window(place.identity)  # together: timers of their own would shuffle them
                 with contextlib.suppress(_MovedOn, HeadraceError):  # the reads will meet it again, and know what to do
                     await asyncio.get_running_loop().run_in_executor(self._threads, self._open_ahead, version, place)
         except BaseException as caught:  # noqa: BLE001 -- for the waiters to handle; cancelled when the reader is closed

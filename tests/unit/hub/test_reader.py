@@ -2,6 +2,7 @@ import asyncio
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,6 @@ async def test_open_files_are_bounded_and_deleted_ones_let_go(
     assert held() == []
 
 
-@pytest.mark.slow
 async def test_the_first_reads_of_a_file_end_in_the_order_they_came_whatever_opening_takes(
     root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +248,28 @@ async def test_the_first_reads_of_a_file_end_in_the_order_they_came_whatever_ope
         while not ended:  # these come while the first are going on
             await asyncio.sleep(0)
         for block in range(32, 64):
+            tasks.create_task(read_one(block))
+    assert ended == list(range(64))
+
+
+async def test_the_first_reads_of_a_file_just_written_end_in_the_order_they_came(
+    root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "f").write_bytes(os.urandom(64 * BLOCK_BYTES))
+    source = await served.start()
+    name = await version(source, b"f")
+    the_reader = source._reader_opened
+    assert the_reader is not None
+    written_ns, began_ns = (root / "f").stat().st_ctime_ns, time.monotonic_ns()
+    monkeypatch.setattr(the_reader, "_wall_clock_ns", lambda: written_ns + time.monotonic_ns() - began_ns)
+    ended: list[int] = []
+
+    async def read_one(block: int) -> None:
+        await source.read_extent(name, BlockRange(block, 1))
+        ended.append(block)
+
+    async with asyncio.TaskGroup() as tasks:
+        for block in range(64):
             tasks.create_task(read_one(block))
     assert ended == list(range(64))
 
