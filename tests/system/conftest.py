@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -70,3 +71,11 @@ def far() -> Iterator[Callable[..., str]]:
         proxy.wait(END_TIMEOUT_S)
         assert proxy.stdout is not None
         proxy.stdout.close()
+
+
+@pytest.fixture
+def hangups_count() -> Iterator[None]:
+    """What is started hears SIGHUP, also when the tests run under nohup, which has their processes ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -43,7 +43,7 @@ def serving(mountpoint: Path) -> bool:
     return bool(state["serving"])
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("hangups_count")
 def test_a_terminal_that_hangs_up_unmounts_and_a_background_spoke_does_not_care(pair: Pair) -> None:
     hub = pair.hub()
     mountpoint = pair.work_dir / "mnt"

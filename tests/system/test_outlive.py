@@ -305,7 +305,7 @@ def test_umount_and_sigterm_between_two_workers(pair: Pair) -> None:
 # --- upgrades --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("hangups_count")
 def test_upgrades_under_load_are_a_short_pause(pair: Pair) -> None:
     make_dataset(pair.data)
     spoke = pair.spoke(pair.hub(extra=["--rate-limit", "100mbit"]).address, extra=["--no-prefetch"])
