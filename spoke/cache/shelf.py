@@ -41,7 +41,7 @@ from spoke.cache.cached_file import (
     stamp_of,
 )
 from spoke.cache.disk import Disk, be_idle, write_full
-from spoke.cache.eviction import EvictionPolicy
+from spoke.cache.eviction import EvictionPolicy, FileExtents
 from spoke.cache.index import DamagedIndex, encode_header
 from spoke.cache.presence import BlockMap
 from spoke.cache.quota import DIRECTORY_BYTES, NAME_BYTES, Ledger
@@ -377,11 +377,8 @@ class Shelf:
 
     # --- freeing and removing ----------------------------------------------------------------------------
 
-    def free(self, file: CachedFile, ranges: list[BlockRange]) -> asyncio.Task[None] | None:
-        """Forget blocks at once and give their space back in a thread; the file goes when nothing is left.
-
-        An extent with a write or a punch under way is only forgotten. Returns the job, if there is one.
-        """
+    def _forget(self, file: CachedFile, ranges: list[BlockRange]) -> tuple[BlockMap, FileExtents]:
+        """These blocks count as absent from now on; their space stays taken. Returns what is known of the file."""
         blocks, extents = file.blocks, file.extents
         assert blocks is not None
         assert extents is not None
@@ -393,6 +390,14 @@ class Shelf:
         for extent in touched:
             if not blocks.present_in_extent(extent):
                 self.policy.gone(extents, extent)
+        return blocks, extents
+
+    def free(self, file: CachedFile, ranges: list[BlockRange]) -> asyncio.Task[None] | None:
+        """Forget blocks at once and give their space back in a thread; the file goes when nothing is left.
+
+        An extent with a write or a punch under way is only forgotten. Returns the job, if there is one.
+        """
+        blocks, extents = self._forget(file, ranges)
         if blocks.present_count == 0 and not extents.busy:
             return self.remove(file)
         ranges = [found for found in ranges if not any(extent in extents.busy for extent in extents_of(found))]
@@ -442,18 +447,8 @@ class Shelf:
         In a file that is lent the bytes stay where they are until the right ones are written over them: a hole would
         give its readers zeros, and removing the file would leave them the bad bytes for ever.
         """
-        blocks, extents = file.blocks, file.extents
-        assert blocks is not None
-        assert extents is not None
         if file.borrows:
-            touched = sorted({extent for found in ranges for extent in extents_of(found)})
-            for found in ranges:
-                blocks.clear(found)
-                self.on_gone(file.version, found)
-            file.note_freed(touched)
-            for extent in touched:
-                if not blocks.present_in_extent(extent):
-                    self.policy.gone(extents, extent)
+            self._forget(file, ranges)
         else:
             self.free(file, ranges)
         self.on_bad(file, ranges, cause)
