@@ -15,6 +15,7 @@ from typing import Any
 
 from common import limits
 from common.blocks import count_blocks
+from common.durable import replace_file
 from common.errors import DiskError, UsageError
 from common.log import get_logger
 from spoke.cache.store import Store
@@ -206,14 +207,4 @@ def _read(file: Path) -> list[bytes]:
 def _write(file: Path, paths: Sequence[bytes]) -> None:
     """Whole or not at all, also over a power cut."""
     file.parent.mkdir(mode=0o700, exist_ok=True)
-    fresh = file.with_name(file.name + ".new")
-    with fresh.open("w", encoding="ascii") as out:
-        json.dump({"format": _FORMAT, "paths": [os.fsdecode(path) for path in paths]}, out)
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.replace(file)
-    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    replace_file(file, json.dumps({"format": _FORMAT, "paths": [os.fsdecode(path) for path in paths]}))

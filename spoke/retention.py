@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from common import limits
+from common.durable import replace_file
 from common.errors import HeadraceError
 from common.log import get_logger
 from spoke.cache.store import Store
@@ -127,16 +127,8 @@ class Retention:
         self._write_at_s = now_s + limits.RETENTION_WRITE_S
         kept = {"unnamed": {version.hex(): since_s for version, since_s in known[0].items()}, "refused_s": known[1]}
         try:
-            await asyncio.to_thread(_write, self._path, json.dumps(kept))
+            await asyncio.to_thread(replace_file, self._path, json.dumps(kept))
         except OSError as error:
             log.warning("what retention knows cannot be kept", path=str(self._path), error=error.strerror)
             return
         self._written = known
-
-
-def _write(path: Path, text: str) -> None:
-    fresh = path.with_name(path.name + ".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    os.replace(fresh, path)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common import __version__
+from common.durable import NEW_SUFFIX, replace_file
 from common.entries import VERSION_BYTES
 from common.errors import CacheDirectoryError
 from common.log import get_logger
@@ -28,7 +29,7 @@ log = get_logger(__name__)
 DIRECTORY_FORMAT = 1
 IDENTITY_NAME = "headrace-cache.json"
 _LOCK_NAME = "lock"
-_NEW_IDENTITY_NAME = IDENTITY_NAME + ".new"
+_NEW_IDENTITY_NAME = IDENTITY_NAME + NEW_SUFFIX
 _VERSIONS_NAME = "versions"
 _PROBE_NAME = "probe"
 # What may stand in a directory that becomes ours: a fresh file system, or our own start cut short.
@@ -220,18 +221,7 @@ def _read_identity(identity_path: Path) -> dict[str, Any]:
 def _write_identity(path: Path, cache_uuid: str) -> None:
     """Whole or not at all: the one file that is synced, since a cache without it is refused."""
     content = {"format": DIRECTORY_FORMAT, "uuid": cache_uuid, "created_by": f"headrace {__version__}"}
-    new_path = path / _NEW_IDENTITY_NAME
-    with open(new_path, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(new_path, path / IDENTITY_NAME)
-    folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder_fd)
-    finally:
-        os.close(folder_fd)
+    replace_file(path / IDENTITY_NAME, json.dumps(content, indent=1) + "\n")
 
 
 def _empty(versions_path: Path) -> None:

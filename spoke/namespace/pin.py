@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from spoke.namespace.files import Files, sync_directory
+from common.durable import replace_file
 
 RECORD_NAME = "pinned.json"
 
@@ -32,14 +31,7 @@ class Pin:
 def remember(directory: Path, pin: Pin, catalog_id: bytes, revision: int) -> None:
     """Note what a snapshot's name meant. Raises OSError."""
     record = {"snapshot": pin.snapshot, "catalog_id": catalog_id.hex(), "revision": revision}
-    path = directory / RECORD_NAME
-    beside = path.with_suffix(".new")
-    with beside.open("w") as file:
-        file.write(json.dumps(record) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.rename(path)
-    sync_directory(Files(), directory)
+    replace_file(directory / RECORD_NAME, json.dumps(record) + "\n")
 
 
 def is_at(directory: Path, pin: Pin, catalog_id: bytes, revision: int) -> bool:

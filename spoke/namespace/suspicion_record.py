@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
+from common.durable import replace_file
 from spoke.namespace.suspicion import Suspicion
 
 RECORD_NAME = "suspicious.json"
@@ -19,12 +19,7 @@ def keep(directory: Path, suspicion: Suspicion | None) -> None:
         path.unlink(missing_ok=True)
         return
     record = {**{name: getattr(suspicion, name) for name in _KEPT}, "catalog_id": suspicion.catalog_id.hex()}
-    beside = path.with_suffix(".new")
-    with beside.open("w") as file:
-        file.write(json.dumps(record) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.rename(path)
+    replace_file(path, json.dumps(record) + "\n")
 
 
 def kept(directory: Path, now_s: float) -> Suspicion | None:
