@@ -325,7 +325,7 @@ class Server:
         if hello is None:
             return
         if self._steering is not None:
-            self._steering.left(session.host_address, hello.spoke_id, session)
+            self._steering.left(hello.spoke_id, session)
         mine = self._by_identity[hello.identity]
         del mine[session.link_id]
         if not mine:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median_low
 from typing import Protocol
 
@@ -75,6 +75,12 @@ def _eased(known: float, seen: int) -> float:
     return max(1.0, seen, known + (seen - known) / 4)
 
 
+def _count_from(moved_bytes: Sequence[int], share: float) -> int:
+    """How many moved at least this share of what the busiest did."""
+    least_bytes = share * max(moved_bytes)
+    return sum(each >= least_bytes for each in moved_bytes)
+
+
 class Steering:
     """``run`` until cancelled. ``socket_rate_bytes_per_s``: the configured bound of one connection."""
 
@@ -85,23 +91,25 @@ class Steering:
         self._clock = clock
         self._socket_rate_bytes_per_s = socket_rate_bytes_per_s
         self._paths: dict[str, _Path] = {}
+        self._address_of: dict[bytes, str] = {}
 
     def joined(self, address: str, spoke_id: bytes, link: SteeredLink) -> None:
-        """``address``: of the peer, without port."""
-        path = self._paths.setdefault(address, _Path())
+        """``address``: of the peer, without port. The first link's holds for the spoke, as in the scheduler."""
+        path = self._paths.setdefault(self._address_of.setdefault(spoke_id, address), _Path())
         spoke = path.spokes.setdefault(spoke_id, _Spoke())
         spoke.links[link] = 0
         if spoke.link_rate_bytes_per_s is not None:
             link.limit_rate(spoke.link_rate_bytes_per_s)
 
-    def left(self, address: str, spoke_id: bytes, link: SteeredLink) -> None:
-        path = self._paths.get(address)
-        spoke = path.spokes.get(spoke_id) if path is not None else None
-        if path is None or spoke is None:
+    def left(self, spoke_id: bytes, link: SteeredLink) -> None:
+        address = self._address_of.get(spoke_id)
+        if address is None:
             return
-        spoke.links.pop(link, None)
-        if not spoke.links:
-            del path.spokes[spoke_id]
+        path = self._paths[address]
+        links = path.spokes[spoke_id].links
+        links.pop(link, None)
+        if not links:
+            del path.spokes[spoke_id], self._address_of[spoke_id]
         if not path.spokes:
             del self._paths[address]
 
@@ -143,8 +151,10 @@ class Steering:
 
     def _measure(self, path: _Path) -> bool:
         """Add up the connections; the queue is that of the middle one of those that move."""
-        seen: list[tuple[int, float, float, _Spoke]] = []
+        seen: list[tuple[int, float, float]] = []
+        moved_by: list[int] = []
         for spoke in path.spokes.values():
+            own: list[int] = []
             for link, before_bytes in spoke.links.items():
                 facts = link.path()
                 if facts is None or facts.min_rtt_s <= 0:
@@ -153,22 +163,18 @@ class Steering:
                 spoke.links[link] = facts.delivered_bytes
                 if moved_bytes > 0:  # selective acknowledgements can be taken back: then it moved already
                     path.delivered_bytes += moved_bytes
-                    seen.append((moved_bytes, facts.rtt_s - facts.min_rtt_s, facts.min_rtt_s, spoke))
+                    own.append(moved_bytes)
+                    seen.append((moved_bytes, facts.rtt_s - facts.min_rtt_s, facts.min_rtt_s))
+            if own:
+                spoke.active_links = _eased(spoke.active_links, _count_from(own, ACTIVE_SHARE))
+                moved_by.append(sum(own))
         if not seen:
             return False
-        least_bytes = ACTIVE_SHARE * max(moved_bytes for moved_bytes, _, _, _ in seen)
+        path.active_spokes = _eased(path.active_spokes, _count_from(moved_by, ACTIVE_SPOKE_SHARE))
+        least_bytes = ACTIVE_SHARE * max(moved_bytes for moved_bytes, _, _ in seen)
         moving = [each for each in seen if each[0] >= least_bytes]
-        path.min_rtt_s = min(min_rtt_s for _, _, min_rtt_s, _ in moving)
-        path.rtt_s = path.min_rtt_s + max(0.0, median_low(queue_s for _, queue_s, _, _ in moving))
-        moved: dict[_Spoke, list[int]] = {}
-        for moved_bytes, _, _, spoke in seen:
-            moved.setdefault(spoke, []).append(moved_bytes)
-        for spoke, own in moved.items():
-            active = sum(moved_bytes >= ACTIVE_SHARE * max(own) for moved_bytes in own)
-            spoke.active_links = _eased(spoke.active_links, active)
-        most_bytes = max(sum(own) for own in moved.values())
-        active = sum(sum(own) >= ACTIVE_SPOKE_SHARE * most_bytes for own in moved.values())
-        path.active_spokes = _eased(path.active_spokes, active)
+        path.min_rtt_s = min(min_rtt_s for _, _, min_rtt_s in moving)
+        path.rtt_s = path.min_rtt_s + max(0.0, median_low(queue_s for _, queue_s, _ in moving))
         return True
 
     def _limit_links(self, path: _Path) -> None:

@@ -80,9 +80,9 @@ def test_a_new_link_of_a_paced_spoke_is_told_and_a_spoke_without_links_forgotten
     assert first.limits
     steering.joined(ADDRESS, SPOKE, second)
     assert second.limits == first.limits[-1:]
-    steering.left(ADDRESS, SPOKE, first)
-    steering.left(ADDRESS, SPOKE, second)
-    steering.left(ADDRESS, SPOKE, second)
+    steering.left(SPOKE, first)
+    steering.left(SPOKE, second)
+    steering.left(SPOKE, second)
     assert steering.controller(ADDRESS) is None
 
 
@@ -131,3 +131,22 @@ def test_connections_are_bound_by_their_spokes_part_of_the_path() -> None:
     assert few is not None
     assert alone is not None
     assert alone > 8 * few
+
+
+def test_a_spoke_that_comes_from_two_addresses_has_one_pace_for_all_its_connections() -> None:
+    now = [0.0]
+    steering = Steering(busy_scheduler(), lambda: now[0])
+    first, second = FakeLink(), FakeLink()
+    steering.joined(ADDRESS, SPOKE, first)
+    steering.joined("192.0.2.2", SPOKE, second)  # behind a pool of addresses
+    first.queue_s = second.queue_s = 0.05
+    look(steering, [first, second], 20, now)
+    controller = steering.controller(ADDRESS)
+    assert controller is not None
+    assert controller.path_bytes_per_s > 0.8 * RATE  # what both carry, not what one does
+    assert second.limits == first.limits != []
+    assert steering.controller("192.0.2.2") is None
+    steering.left(SPOKE, first)
+    steering.left(SPOKE, second)
+    steering.left(SPOKE, second)
+    assert steering.controller(ADDRESS) is None
