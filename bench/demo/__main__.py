@@ -20,12 +20,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from bench.demo import dataset, report
 from bench.demo.summary import Sweep, difference
+from bench.flags import add_link_flags, positive
 from bench.lab import Lab, LabError, Metrics, Spoke, in_lab, ready
 from bench.link import LinkShape
 from bench.path import ROOT, describe
 from common.errors import UsageError
 from common.terminal import EXIT_USAGE
-from common.units import parse_duration, parse_rate, parse_size
+from common.units import parse_duration, parse_size
 
 DATASET = "text"
 JOB_TIMEOUT_S = 120.0
@@ -164,17 +165,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         prog="python -m bench.demo", description="Train-like reads of real text across a long link, cold and warm."
     )
 
-    def positive(text: str) -> int:
-        value = int(text)
-        if value < 1:
-            raise ValueError
-        return value
-
     parser.add_argument("--text", type=Path, help="a directory with text; default: Python's standard library")
     parser.add_argument("--size", type=parse_size, default=24_000_000, help="most text to use (default 24MB)")
-    parser.add_argument("--rtt", type=parse_duration, default=0.060, help="round trip (default 60ms)")
-    parser.add_argument("--rate", type=parse_rate, default=125e6, help="of the link (default 1gbit)")
-    parser.add_argument("--link", choices=("auto", "proxy", "netem"), default="auto", help="what makes it long")
+    add_link_flags(parser)
     parser.add_argument("--workers", type=positive, default=4, help="of the DataLoader (default 4)")
     parser.add_argument("--batch", type=positive, default=16, help="samples a batch (default 16)")
     parser.add_argument("--batches", type=int, default=0, help="batches a run (default 0: all)")

@@ -26,12 +26,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.experiment.windows import DTYPES, ORDERS
+from bench.flags import add_link_flags, positive
 from bench.lab import Lab, in_lab, ready
 from bench.link import LinkShape
 from bench.path import ROOT, describe
 from common.errors import UsageError
 from common.terminal import EXIT_USAGE
-from common.units import parse_duration, parse_rate, parse_size
+from common.units import parse_duration, parse_size
 
 SMALL = {
     "batches": 36, "batch": 8, "gpus": 8, "step_time": 0.02, "cut": 1.0,
@@ -145,12 +146,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         prog="python -m bench.experiment", description="The same training job beside the data and across a long link."
     )
 
-    def positive(text: str) -> int:
-        value = int(text)
-        if value < 1:
-            raise ValueError
-        return value
-
     def number(name: str, default: int, meaning: str) -> None:
         parser.add_argument(f"--{name}", type=positive, default=default, help=f"{meaning} (default {default:,})")
 
@@ -182,9 +177,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--text", type=Path, help="a directory with text; default: Python's standard library")
     parser.add_argument("--text-size", type=parse_size, default=24_000_000, help="most text to use (default 24MB)")
     parser.add_argument("--cache-size", default="8GiB", help="of the spokes, but for the small one (default 8GiB)")
-    parser.add_argument("--rtt", type=parse_duration, default=0.060, help="round trip (default 60ms)")
-    parser.add_argument("--rate", type=parse_rate, default=125e6, help="of the link (default 1gbit)")
-    parser.add_argument("--link", choices=("auto", "proxy", "netem"), default="auto", help="what makes it long")
+    add_link_flags(parser)
     parser.add_argument("--cut", type=parse_duration, default=20.0, help="how long the link is cut (default 20s)")
     parser.add_argument(
         "--cut-after", type=parse_duration, default=2.0, help="after the first read of its run (default 2s)"
