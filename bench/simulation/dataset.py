@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable
 from random import Random
 
@@ -26,6 +27,9 @@ class Dataset:
         self._large_bytes = large_bytes
         self._states = 0
         self._names = 0
+        self.hot: deque[bytes] = deque(maxlen=3)
+        """Paths that somebody opened just now: where edits hurt most."""
+        self._wanted: bytes | None = None
         self.on_change: Callable[[], None] = lambda: None
         os.mkdir(self.root)
         stamps.made(self.root)
@@ -94,7 +98,20 @@ class Dataset:
         kind()
         self.on_change()
 
+    def edit_file(self, path: bytes) -> None:
+        """One change of this file by dice."""
+        self.hot.append(path)
+        kinds = [self.overwrite, self.overwrite, self.overwrite_twice, self.resize, self.replace, self.rename]
+        self._wanted = path
+        self._dice.choice(kinds)()
+        self._wanted = None
+        self.on_change()
+
     def _some_file(self) -> bytes | None:
+        if self._wanted is not None:
+            return self._wanted
+        if self.hot and self._dice.random() < 0.4 and self.truth.current(self.hot[-1]) is not None:
+            return self.hot[-1]
         files = self.truth.files()
         return self._dice.choice(files) if files else None
 
@@ -183,7 +200,8 @@ class Dataset:
         path = self._some_file()
         if path is None:
             return
-        to = self._some_file() if self._dice.random() < 0.2 else self._new_path()
+        others = self.truth.files()
+        to = self._dice.choice(others) if self._dice.random() < 0.2 else self._new_path()
         state = self.truth.current(path)
         if to is None or to == path or state is None:
             return

@@ -105,6 +105,8 @@ class Breaker:
         elif what == "slow":
             path.rate_bytes_per_s = plan.rate_bytes_per_s
             path.free_at_s = self._run.loop.time()
+            for end in path.ends:
+                end.hurry()
         elif what == "jitters":
             path.jitter_s = plan.delay_s / 10
         elif what == "in crumbs":

@@ -60,7 +60,8 @@ class Process:
 
     def bury(self) -> None:
         """After the run: end what a kill left in the middle, where it can do no harm any more."""
-        for task in list(self.tasks):
+        while self.tasks:  # what ends may begin another
+            task, _ = self.tasks.popitem()
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             work: Any = task.get_coro()
             for _ in range(20):
@@ -69,7 +70,6 @@ class Process:
                     break
                 except BaseException:  # noqa: BLE001 -- it awaits while it ends: once more
                     continue
-        self.tasks.clear()
 
 
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)

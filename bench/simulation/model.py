@@ -95,16 +95,10 @@ class Truth:
         """Paths that are files now, in the order in which they first were."""
         return [path for path in self._spans if self.current(path) is not None]
 
-    def is_anywhere(self, states: Iterable[State]) -> bool:
-        """Whether some file holds one of these states now."""
-        wanted = {state.number for state in states}
-        return any(spans[-1].to_s is None and spans[-1].state.number in wanted for spans in self._spans.values())
-
-    def last_held_s(self, states: Iterable[State]) -> float | None:
-        """When a file last held one of these states; None: one does now, or none ever did."""
-        wanted = {state.number for state in states}
-        ends = [span.to_s for spans in self._spans.values() for span in spans if span.state.number in wanted]
-        return None if not ends or None in ends else max(end for end in ends if end is not None)
+    def are_held(self, states: Iterable[State]) -> bool:
+        """Whether each of these states is some file's now."""
+        held = {spans[-1].state.number for spans in self._spans.values() if spans[-1].to_s is None}
+        return all(state.number in held for state in states)
 
     # --- what a mount answered ------------------------------------------------------------------------------
 
@@ -156,8 +150,7 @@ class Truth:
         """An answer that is an errno. Raises Broken."""
         if code == errno.ESTALE:
             states = self.states_of(version, path, size_bytes)
-            gone_s = self.last_held_s(states)
-            if gone_s is None and not troubles.may_have_hurt(began_s, grace_s):
+            if self.are_held(states) and not troubles.may_have_hurt(began_s, grace_s):
                 raise Broken("errors", f"ESTALE for {path!r}, which is what it was (version {version.hex()[:8]})")
             return
         if code != errno.EIO:

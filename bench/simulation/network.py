@@ -269,6 +269,13 @@ class Transport(asyncio.Transport):
             if not self._reading_paused or what is _RST:
                 self._soon(self._read)
 
+    def hurry(self) -> None:
+        """The path is quick again: what was queued for long comes now."""
+        now_s = self._loop.time()
+        soon_s = now_s + self.path.delay_s
+        self._wire = deque((min(arrival_s, soon_s), what) for arrival_s, what in self._wire)
+        self._loop.call_at(soon_s, self.arrivals_due, context=self._network.context)
+
     def _damaged(self, segment: bytes) -> bytes:
         dice = self._network.dice
         if not self.path.corrupt_share or dice.random() >= self.path.corrupt_share:

@@ -6,6 +6,7 @@ faults that hide one another in every run would be found in none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -32,7 +33,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Times in seconds from the beginning. ``large_files`` of some ``large_bytes`` make more than a cache holds in some runs."""
+    """Times in seconds from the beginning. ``large_files`` of some ``large_bytes`` make more than a cache holds in some runs.
+
+    ``edits_under_reads``: so many of the reads have their file edited under them."""
 
     seed: int
     spokes: int
@@ -48,18 +51,22 @@ class Plan:
     delay_s: float
     rate_bytes_per_s: float
     edit_every_s: float
+    edits_under_reads: float
     lasts_s: float
     kinds: tuple[str, ...]
     faults: tuple[Fault, ...]
 
 
-def plan_of(seed: int) -> Plan:
+def plan_of(seed: int, only: Sequence[str] | None = None) -> Plan:
+    """``only``: the kinds of faults to draw from, all of them in each run."""
     dice = Random(f"plan {seed}")
     spokes = dice.choice([1, 2, 2, 3, 4])
     lasts_s = dice.choice([8.0, 15.0, 15.0, 30.0]) * dice.uniform(0.7, 1.3)
     kinds = tuple(kind for kind in KINDS if dice.random() < dice.choice([0.1, 0.3]))
     if dice.random() < 0.08:
         kinds = ()
+    if only is not None:
+        kinds = tuple(only)
     every_s = dice.choice([1.0, 3.0, 6.0])
     faults: list[Fault] = []
     at_s = dice.expovariate(1 / every_s)
@@ -83,6 +90,7 @@ def plan_of(seed: int) -> Plan:
         delay_s=dice.choice([0.0005, 0.015, 0.03, 0.15, 0.45]),
         rate_bytes_per_s=dice.choice([3e6, 2e7, 1e9]),
         edit_every_s=dice.choice([0.3, 2.0, 10.0]),
+        edits_under_reads=dice.choice([0.0, 0.05, 0.3]),
         lasts_s=lasts_s,
         kinds=kinds,
         faults=tuple(faults),

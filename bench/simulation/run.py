@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -188,6 +188,7 @@ class Run:
         finally:
             del self._waiting[token]
         self.trace.step("opened", host.name, path, file.version, file.size_bytes)
+        self.dataset.hot.append(path)
         return file
 
     def _hurt(self, began_s: float) -> bool:
@@ -195,6 +196,7 @@ class Run:
 
     async def read(self, host: SpokeHost, file: OpenFile, offset_bytes: int, length_bytes: int) -> bytes | None:
         """One READ, judged; None for an error that may be."""
+        self._maybe_edit_under(file.path)
         token, began_s = object(), self.loop.time()
         self._waiting[token] = began_s, f"{length_bytes} at {offset_bytes} of {file.path!r} on {host.name}"
         try:
@@ -215,6 +217,18 @@ class Run:
         self._judged(lambda: self.truth.read(file.version, file.path, file.size_bytes, offset_bytes, length_bytes, data))
         return data
 
+    def _maybe_edit_under(self, path: bytes) -> None:
+        """Somebody edits a file just while somebody else reads it: at random this would be too rare."""
+        dice = self._dice
+        if self._ending or dice.random() > self.plan.edits_under_reads:
+            return
+        delay_s = self.plan.delay_s * dice.uniform(0, 3) + dice.expovariate(1 / 0.005)
+        self.loop.call_later(delay_s, self._edit_under, path, context=self.network.context)
+
+    def _edit_under(self, path: bytes) -> None:
+        if not self._ending and self.truth.current(path) is not None:
+            self.dataset.edit_file(path)
+
     def _judged(self, judge: Callable[[], None]) -> None:
         try:
             judge()
@@ -234,6 +248,7 @@ class Run:
         for host in self.spokes:
             await self._until(lambda host=host: self._difference(host), "converges", CONVERGE_S)  # type: ignore[misc]
             self.trace.event("shows the hub's names", host.name)
+        await self._until(self._who_reads, "ends", self.plan.read_timeout_s * 14 + ANSWER_GRACE_S)
         self.troubles.last_s = float("-inf")  # from here on nothing excuses an error
         for host in self.spokes:
             await self._read_all(host)
@@ -292,6 +307,11 @@ class Run:
                 await host.process.start(read_one(path, state), "last look")
             except OSError as error:
                 raise Broken("converges", f"{host.name} cannot open {path!r}: {error}") from error
+
+    def _who_reads(self) -> str | None:
+        """Programs that began while something was broken, and have the rest of a file to read."""
+        reading = [host.name for host in self.spokes for task in host.process.tasks if task.get_name().startswith("reader")]
+        return f"programs read on {reading}" if reading else None
 
     def _what_is_held(self) -> str | None:
         for host in self.spokes:
@@ -370,9 +390,9 @@ def _places(dice: Random, size_bytes: int) -> list[tuple[int, int]]:
     return [(0, 1 << 20)]
 
 
-def run_seed(seed: int, *, keep_steps: bool = False) -> Outcome:
-    """Play one seed. Everything it does is a function of the seed."""
-    plan = plan_of(seed)
+def run_seed(seed: int, only: Sequence[str] | None = None, *, keep_steps: bool = False) -> Outcome:
+    """Play one seed. Everything it does is a function of the seed, and of ``only`` (see plan_of)."""
+    plan = plan_of(seed, only)
     trace = Trace()
     if keep_steps:
         trace.steps = []

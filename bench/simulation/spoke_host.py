@@ -218,7 +218,9 @@ class SpokeHost:
         paths = [path for path in paths if path.stat().st_size]
         if not paths:
             return None
-        path = self._dice.choice(paths)
+        tree = self.spoke.tree if self.spoke is not None else None
+        live = [path for path in paths if tree is not None and tree.is_live(bytes.fromhex(path.stem))]
+        path = self._dice.choice(live or paths)
         size_bytes = path.stat().st_size
         fd = os.open(path, os.O_RDWR)
         try:
