@@ -46,7 +46,7 @@ class Totals:
         self.seeds += 1
         self.virtual_s += outcome.took_s
         self.reads += outcome.reads
-        self.bytes += outcome.bytes
+        self.bytes += outcome.read_bytes
         self.errors += outcome.errors
         self.faults += outcome.faults
         if outcome.violations:
@@ -55,7 +55,9 @@ class Totals:
     def show(self, console: Console, only: Sequence[str] | None) -> None:
         took_s = time.monotonic() - self.began_s
         console.print(f"seeds        {self.seeds} in {took_s:.1f} s, {self.seeds / max(took_s, 1e-3):.2f} a second")
-        console.print(f"virtual time {self.virtual_s:.0f} s, {self.virtual_s / max(took_s, 1e-3):.0f} times as fast as real")
+        console.print(
+            f"virtual time {self.virtual_s:.0f} s, {self.virtual_s / max(took_s, 1e-3):.0f} times as fast as real"
+        )
         console.print(f"checked      {self.reads} reads, {format_size(self.bytes)}")
         console.print(f"errors given {_counted(self.errors)}")
         console.print(f"faults       {sum(self.faults.values())}: {_counted(self.faults)}")
@@ -102,7 +104,7 @@ def play_one(console: Console, seed: int, lines: int | None, only: Sequence[str]
             console.print(f"  {escape(line)}")
     console.print(
         f"trace {outcome.digest}: {outcome.took_s:.1f} s of virtual time, {outcome.reads} reads checked"
-        f" ({format_size(outcome.bytes)}), errors given: {_counted(outcome.errors)}"
+        f" ({format_size(outcome.read_bytes)}), errors given: {_counted(outcome.errors)}"
     )
     console.print("[red]FAILED[/]" if outcome.violations else "[green]nothing failed[/]")
     return EXIT_FAILED if outcome.violations else 0
@@ -113,9 +115,7 @@ def _faults_in(words: list[str]) -> list[str]:
     return [line for line in words if line.split("  ", 1)[-1].startswith((*KINDS, "all mended", "shows", "ended"))]
 
 
-def play_many(
-    console: Console, seeds: int | None, length_s: float, only: Sequence[str] | None, *, quiet: bool
-) -> int:
+def play_many(console: Console, seeds: int | None, length_s: float, only: Sequence[str] | None, *, quiet: bool) -> int:
     totals = Totals()
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -128,7 +128,9 @@ def play_many(
         if outcome.violations:
             show_failure(console, outcome, 20, only)
         elif not quiet:
-            console.print(f"seed {seed}: {outcome.took_s:.0f} s, {outcome.reads} reads, {sum(outcome.faults.values())} faults")
+            console.print(
+                f"seed {seed}: {outcome.took_s:.0f} s, {outcome.reads} reads, {sum(outcome.faults.values())} faults"
+            )
         seed += 1
         if totals.seeds % COLLECT_EVERY == 0:
             gc.unfreeze()
@@ -172,11 +174,15 @@ def _duration(text: str) -> float:
 
 
 def main() -> int:
-    parser = _Parser(prog="python -m bench.simulation", description="Simulate hub, spokes, links and disks under a seed.")
+    parser = _Parser(
+        prog="python -m bench.simulation", description="Simulate hub, spokes, links and disks under a seed."
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seed", type=_seed, help="play this one, and tell what happened")
     which.add_argument("--seeds", type=_count, help="play so many fresh ones")
-    which.add_argument("--for", dest="length_s", type=_duration, default=120.0, help="play fresh ones for so long (default 2m)")
+    which.add_argument(
+        "--for", dest="length_s", type=_duration, default=120.0, help="play fresh ones for so long (default 2m)"
+    )
     parser.add_argument("--faults", type=_kinds, help="only these, with commas between (--list shows them)")
     parser.add_argument("--list", action="store_true", help="print the kinds of faults, and what must hold, and end")
     parser.add_argument("--log", type=_count, metavar="LINES", help="with --seed: so much of the end of the event log")

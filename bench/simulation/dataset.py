@@ -20,7 +20,14 @@ class Dataset:
     """``on_change`` is called after each edit: the kernel has queued its events by then."""
 
     def __init__(
-        self, root: str, truth: Truth, stamps: Stamps, dice: Random, trace: Trace, clock: Callable[[], float], large_bytes: int
+        self,
+        root: str,
+        truth: Truth,
+        stamps: Stamps,
+        dice: Random,
+        trace: Trace,
+        clock: Callable[[], float],
+        large_bytes: int,
     ) -> None:
         self.root = os.fsencode(root)
         self.truth, self.stamps, self._dice, self._trace, self._clock = truth, stamps, dice, trace, clock
@@ -82,7 +89,9 @@ class Dataset:
         for _ in range(self._dice.randint(0, 3)):
             self.make_directory()
         for number in range(files):
-            size_bytes = self._dice.randint(self._large_bytes // 2, self._large_bytes) if number < large else self._size()
+            size_bytes = (
+                self._dice.randint(self._large_bytes // 2, self._large_bytes) if number < large else self._size()
+            )
             self.create(size_bytes)
         if self._dice.random() < 0.5:
             self.link()

@@ -41,9 +41,7 @@ class Faults:
 
     @property
     def any(self) -> bool:
-        return bool(
-            self.read_error_share or self.write_error_share or self.short_share or self.full or self.slow_s
-        )
+        return bool(self.read_error_share or self.write_error_share or self.short_share or self.full or self.slow_s)
 
 
 class SimStat(NamedTuple):
@@ -119,11 +117,11 @@ class SpokeDisk(Disk):
         self._numbers[fd] = self.marks.number(fd)
         return fd
 
-    def close(self, fd: int) -> None:  # type: ignore[override]
+    def close(self, fd: int) -> None:
         if self._numbers.pop(fd, None) is not None:
             os.close(fd)
 
-    def fstat(self, fd: int) -> Any:  # type: ignore[override]
+    def fstat(self, fd: int) -> Any:
         seen, number = os.fstat(fd), self._numbers[fd]
         return SimStat(
             seen.st_mode, number, 1, seen.st_nlink, seen.st_size, 0, self.marks.changes(number), seen.st_blocks
@@ -149,12 +147,12 @@ class SpokeDisk(Disk):
         self.marks.gone(path)
         os.unlink(path)
 
-    def ftruncate(self, fd: int, size_bytes: int) -> None:  # type: ignore[override]
+    def ftruncate(self, fd: int, size_bytes: int) -> None:
         self._changing("ftruncate")
         os.ftruncate(fd, size_bytes)
         self.marks.changed(self._numbers[fd])
 
-    def preadv(self, fd: int, buffers: Any, offset_bytes: int, flags: int = 0) -> int:  # type: ignore[override]
+    def preadv(self, fd: int, buffers: Any, offset_bytes: int, flags: int = 0) -> int:
         number = self._numbers[fd]
         if flags & os.RWF_NOWAIT and (self.marks.cold.get(number) or self.dice.random() < 0.1):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -164,7 +162,7 @@ class SpokeDisk(Disk):
             buffers = [first[: self.dice.randint(1, len(first))]]
         return os.preadv(fd, buffers, offset_bytes)
 
-    def pwrite(self, fd: int, data: Any, offset_bytes: int) -> int:  # type: ignore[override]
+    def pwrite(self, fd: int, data: Any, offset_bytes: int) -> int:
         self._changing("pwrite")
         if self.faults.short_share and self.dice.random() < self.faults.short_share:
             view = memoryview(data)
@@ -216,11 +214,11 @@ class SpokeFiles(Files):
         self._fds[fd] = None
         return fd
 
-    def close(self, fd: int) -> None:  # type: ignore[override]
+    def close(self, fd: int) -> None:
         if self._fds.pop(fd, 0) is None:
             os.close(fd)
 
-    def write(self, fd: int, data: Any) -> int:  # type: ignore[override]
+    def write(self, fd: int, data: Any) -> int:
         self._disk._changing("write names")
         faults, dice = self._disk.faults, self._disk.dice
         if faults.short_share and dice.random() < faults.short_share:

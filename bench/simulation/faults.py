@@ -171,5 +171,3 @@ class Breaker:
             else:
                 break
         self._run.begin_readers(host)
-
-

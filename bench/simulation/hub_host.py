@@ -27,7 +27,7 @@ class SimWatcher(Watcher):
         super().__init__(*args)
         self._stirred = asyncio.Event()
         self._turning: asyncio.Task[None] | None = None
-        self._events.wait_for_events = lambda _timeout_s: self._events.drain()  # type: ignore[method-assign]
+        self._events.wait_for_events = lambda timeout_s: self._events.drain()  # type: ignore[method-assign]
 
     async def start(self) -> None:
         self._turning = asyncio.create_task(self._turns(), name="watcher")

@@ -110,7 +110,9 @@ class Truth:
         ever = {span.state.number: span.state for span in self._spans.get(path, ())}
         return [state for state in ever.values() if len(state.content) == size_bytes]
 
-    def read(self, version: bytes, path: bytes, size_bytes: int, offset_bytes: int, length_bytes: int, data: bytes) -> None:
+    def read(
+        self, version: bytes, path: bytes, size_bytes: int, offset_bytes: int, length_bytes: int, data: bytes
+    ) -> None:
         """An answer of bytes. Raises Broken."""
         expected_bytes = max(0, min(length_bytes, size_bytes - offset_bytes))
         where = f"{path!r}, version {version.hex()[:8]} of {size_bytes} bytes, {length_bytes} at {offset_bytes}"
@@ -145,7 +147,15 @@ class Truth:
         return "no state of this path has this size"
 
     def judge_error(
-        self, code: int, version: bytes, path: bytes, size_bytes: int, *, began_s: float, troubles: Troubles, grace_s: float
+        self,
+        code: int,
+        version: bytes,
+        path: bytes,
+        size_bytes: int,
+        *,
+        began_s: float,
+        troubles: Troubles,
+        grace_s: float,
     ) -> None:
         """An answer that is an errno. Raises Broken."""
         if code == errno.ESTALE:

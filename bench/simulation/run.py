@@ -18,9 +18,10 @@ from bench.simulation.dataset import Dataset
 from bench.simulation.disks import Faults, HubOs, Stamps
 from bench.simulation.faults import Breaker
 from bench.simulation.hub_host import HubHost
-from bench.simulation.loop import SimLoop, Stuck
+from bench.simulation.loop import SimLoop, Stuck, new_loop
 from bench.simulation.model import Broken, State, Troubles, Truth
-from bench.simulation.network import Network, Path as NetworkPath
+from bench.simulation.network import Network
+from bench.simulation.network import Path as NetworkPath
 from bench.simulation.plan import KINDS, Plan, plan_of
 from bench.simulation.seams import SCRATCH, simulated
 from bench.simulation.spoke_host import Mount, OpenFile, SpokeHost
@@ -48,7 +49,7 @@ class Outcome:
     digest: str
     took_s: float
     reads: int
-    bytes: int
+    read_bytes: int
     errors: Counter[str]
     faults: Counter[str]
     violations: list[str]
@@ -75,7 +76,13 @@ class Run:
         self.hub_faults = Faults()
         self.hub_os = HubOs(stamps, self.hub_faults, Random(f"hub disk {plan.seed}"), trace)
         self.dataset = Dataset(
-            str(scratch / "dataset"), self.truth, stamps, Random(f"dataset {plan.seed}"), trace, loop.time, plan.large_bytes
+            str(scratch / "dataset"),
+            self.truth,
+            stamps,
+            Random(f"dataset {plan.seed}"),
+            trace,
+            loop.time,
+            plan.large_bytes,
         )
         self.hub = HubHost(
             loop, self.network, str(scratch / "dataset"), str(scratch / "state"), self.hub_os, lambda: job_s(self.hub_faults),
@@ -91,7 +98,9 @@ class Run:
             "consistency": "strict" if plan.strict else "lease",
         }
         self.spokes = [
-            SpokeHost(f"spoke{number}", loop, self.network, scratch, Random(f"spoke {number} {plan.seed}"), job_s, settings)
+            SpokeHost(
+                f"spoke{number}", loop, self.network, scratch, Random(f"spoke {number} {plan.seed}"), job_s, settings
+            )
             for number in range(plan.spokes)
         ]
         for host in self.spokes:
@@ -214,7 +223,9 @@ class Run:
         finally:
             del self._waiting[token]
         self.trace.step("read", host.name, file.path, offset_bytes, len(data))
-        self._judged(lambda: self.truth.read(file.version, file.path, file.size_bytes, offset_bytes, length_bytes, data))
+        self._judged(
+            lambda: self.truth.read(file.version, file.path, file.size_bytes, offset_bytes, length_bytes, data)
+        )
         return data
 
     def _maybe_edit_under(self, path: bytes) -> None:
@@ -310,7 +321,9 @@ class Run:
 
     def _who_reads(self) -> str | None:
         """Programs that began while something was broken, and have the rest of a file to read."""
-        reading = [host.name for host in self.spokes for task in host.process.tasks if task.get_name().startswith("reader")]
+        reading = [
+            host.name for host in self.spokes for task in host.process.tasks if task.get_name().startswith("reader")
+        ]
         return f"programs read on {reading}" if reading else None
 
     def _what_is_held(self) -> str | None:
@@ -369,7 +382,8 @@ class Run:
     def bury(self) -> None:
         """Whatever is left of the processes, while the seams are still there."""
         self.trace.closed = True
-        for host in (self.hub, *self.spokes):
+        hosts: list[HubHost | SpokeHost] = [self.hub, *self.spokes]
+        for host in hosts:
             for process in (*host.buried, host.process):
                 process.alive = False
                 process.context.run(process.bury)
@@ -396,7 +410,7 @@ def run_seed(seed: int, only: Sequence[str] | None = None, *, keep_steps: bool =
     trace = Trace()
     if keep_steps:
         trace.steps = []
-    loop = SimLoop(trace)
+    loop = new_loop(trace)
     scratch = Path(tempfile.mkdtemp(prefix="headrace-sim-", dir=SCRATCH if SCRATCH.is_dir() else None))
     began_s = loop.time()
     collecting = gc.isenabled()

@@ -46,7 +46,9 @@ def test_these_seeds_break_most_things() -> None:
     """Else the runs above would prove little."""
     kinds = {fault.kind for seed in SEEDS for fault in plan_of(seed).faults}
     assert len(kinds) >= len(KINDS) * 0.9, sorted(set(KINDS) - kinds)
-    assert any(not plan_of(seed).faults for seed in range(200)), "some run must know no fault at all, and so excuse no error"
+    assert any(not plan_of(seed).faults for seed in range(200)), (
+        "some run must know no fault at all, and so excuse no error"
+    )
 
 
 def same(one: Outcome, other: Outcome) -> bool:
