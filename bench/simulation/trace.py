@@ -31,6 +31,8 @@ class Trace:
 
     def say(self, what: str) -> None:
         """Into the event log, and not into the hash."""
+        if self.closed:
+            return
         self.words.append(f"{self.now_s:9.3f}  {what}")
 
     def event(self, kind: str, *facts: object) -> None:
