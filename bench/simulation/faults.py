@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from bench.simulation.run import Run
 
 
+STANDS_STILL_MAX_S = 8.0
+"""Of a spoke: its readers cannot be answered meanwhile."""
+
+
 class Breaker:
     """``play`` begins each fault at its time; those that last end by themselves, or in ``mend_all``."""
 
@@ -126,6 +130,11 @@ class Breaker:
             faults.heal()
             return
         async with self._changing.setdefault("hub", asyncio.Lock()):
+            if what == "stands still":
+                run.hub.process.stand_still()
+                await asyncio.sleep(lasts_s)
+                run.hub.process.go_on()
+                return
             if what == "restarted":
                 await run.hub.stop()
             else:
@@ -152,6 +161,11 @@ class Breaker:
     async def _break_spoke(self, host: SpokeHost, what: str, lasts_s: float) -> None:
         async with self._changing.setdefault(host.name, asyncio.Lock()):
             if not host.up:
+                return
+            if what == "stands still":
+                host.process.stand_still()
+                await asyncio.sleep(min(lasts_s, STANDS_STILL_MAX_S))
+                host.process.go_on()
                 return
             if what == "restarted":
                 await host.stop()

@@ -109,6 +109,7 @@ class Run:
             )
         self.breaker = Breaker(self)
         self._ending = False
+        self._age_s = 2.0 + 4 * plan.delay_s
         self._waiting: dict[object, tuple[float, str]] = {}
 
     async def play(self) -> None:
@@ -191,6 +192,8 @@ class Run:
             name = errno.errorcode.get(error.errno or 0, str(error.errno))
             self.errors[f"open: {name}"] += 1
             allowed = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EISDIR, errno.ELOOP)
+            if error.errno == errno.ENOENT and not self._hurt(began_s):
+                self._judged(lambda: self.truth.judge_absence(path, began_s, self._age_s))
             if not allowed and not self._hurt(began_s):
                 self.fail(Broken("errors", f"{name} for an open of {path!r} on {host.name} while nothing was broken"))
             return None
@@ -198,6 +201,8 @@ class Run:
             del self._waiting[token]
         self.trace.step("opened", host.name, path, file.version, file.size_bytes)
         self.dataset.hot.append(path)
+        if not self._hurt(began_s):
+            self._judged(lambda: self.truth.judge_age(file.version, path, file.size_bytes, began_s, self._age_s))
         return file
 
     def _hurt(self, began_s: float) -> bool:
@@ -209,7 +214,14 @@ class Run:
         token, began_s = object(), self.loop.time()
         self._waiting[token] = began_s, f"{length_bytes} at {offset_bytes} of {file.path!r} on {host.name}"
         try:
-            data = await file.mount.read(file, offset_bytes, length_bytes)
+            reading = file.mount.read(file, offset_bytes, length_bytes)
+            if not self._ending and self._dice.random() < 0.02:
+                data = await asyncio.wait_for(reading, self._dice.expovariate(1 / 0.1))
+            else:
+                data = await reading
+        except TimeoutError:
+            self.errors["read: interrupted"] += 1
+            return None
         except OSError as error:
             code = error.errno or 0
             self.errors[f"read: {errno.errorcode.get(code, code)}"] += 1
