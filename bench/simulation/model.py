@@ -130,8 +130,9 @@ class Truth:
 
     def judge_age(self, version: bytes, path: bytes, size_bytes: int, opened_s: float, age_s: float) -> None:
         """The version that an open found at ``opened_s``, with nothing broken. Raises Broken."""
-        possible = {state.number for state in self.states_of(version, path, size_bytes)}
-        spans = [span for span in self._spans.get(path, ()) if span.state.number in possible]
+        # By content: a mode that is changed makes no other version.
+        possible = {id(state.content) for state in self.states_of(version, path, size_bytes)}
+        spans = [span for span in self._spans.get(path, ()) if id(span.state.content) in possible]
         if spans and all(span.to_s is not None and span.to_s < opened_s - age_s for span in spans):
             ended_s = max(span.to_s or 0.0 for span in spans)
             raise Broken("fresh", f"an open found {path!r} as it was until {opened_s - ended_s:.1f} s before")
