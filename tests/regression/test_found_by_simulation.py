@@ -80,13 +80,13 @@ async def test_a_hub_whose_goodbye_comes_with_its_welcome_leaves_no_dead_link(mo
             async with asyncio.timeout(20):
                 while len(welcomed) < 6:
                     await asyncio.sleep(0.01)
-                await client.first_contact(10)
+                await client.links.first_contact(10)
                 readers = [_Reader() for _ in range(6)]  # so many that each link is asked
                 for reader in readers:
                     client.submit(
                         Request(source.entries()[b"f"].version, [BlockRange(0, 1)], Priority.DEMAND, None, reader)
                     )
                 assert [await reader.answer for reader in readers] == [content] * 6
-            assert client.link_count <= 3
+            assert len(client.links.up) <= 3
         finally:
             await client.close()
