@@ -228,6 +228,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._thread = threading.get_ident()
         self._running = False
         self.steps_total = 0
+        self.ends_s = float("inf")
+        """Beyond it the run is stuck."""
         self.jobs_total = 0
 
     # --- time ---------------------------------------------------------------------------------------------
@@ -327,6 +329,8 @@ class SimLoop(asyncio.AbstractEventLoop):
             if handle._cancelled or not _is_alive(handle):
                 continue
             self._now_s = max(self._now_s, when)
+            if self._now_s > self.ends_s:
+                raise Stuck("the run does not end: something is waited for that never happens")
             self.trace.now_s = self._now_s
             self._ready.append(handle)
             while timers and timers[0][0] <= self._now_s:
