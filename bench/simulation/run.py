@@ -19,7 +19,7 @@ from bench.simulation.dataset import Dataset
 from bench.simulation.disks import Faults, HubOs, Stamps
 from bench.simulation.faults import Breaker
 from bench.simulation.hub_host import HubHost
-from bench.simulation.loop import SimLoop, Stuck, new_loop
+from bench.simulation.loop import Process, SimLoop, Stuck, new_loop
 from bench.simulation.model import Broken, State, Troubles, Truth
 from bench.simulation.network import Network
 from bench.simulation.network import Path as NetworkPath
@@ -113,7 +113,7 @@ class Run:
         self.breaker = Breaker(self)
         self._ending = False
         self._age_s = 2.0 + 4 * plan.delay_s
-        self._waiting: dict[object, tuple[SpokeHost, float, str]] = {}
+        self._waiting: dict[object, tuple[Process, float, str]] = {}
 
     async def play(self) -> None:
         plan = self.plan
@@ -146,9 +146,9 @@ class Run:
         while True:
             await asyncio.sleep(1.0)
             now_s = self.loop.time()
-            for token, (host, began_s, what) in self._waiting.items():
+            for token, (process, began_s, what) in self._waiting.items():
                 late = now_s - began_s > self.plan.read_timeout_s + ANSWER_GRACE_S
-                if late and host.process.alive and token not in told:
+                if late and process.alive and token not in told:
                     told.add(token)
                     self.fail(Broken("ends", f"{what} has had no answer for {now_s - began_s:.0f} s"))
             for host in self.spokes:
@@ -191,7 +191,7 @@ class Run:
 
     async def _open(self, host: SpokeHost, mount: Mount, path: bytes) -> OpenFile | None:
         token, began_s = object(), self.loop.time()
-        self._waiting[token] = host, began_s, f"an open of {path!r} on {host.name}"
+        self._waiting[token] = host.process, began_s, f"an open of {path!r} on {host.name}"
         try:
             file = await mount.open(path)
         except OSError as error:
@@ -218,7 +218,7 @@ class Run:
         """One READ, judged; None for an error that may be."""
         self._maybe_edit_under(file.path)
         token, began_s = object(), self.loop.time()
-        self._waiting[token] = host, began_s, f"{length_bytes} at {offset_bytes} of {file.path!r} on {host.name}"
+        self._waiting[token] = host.process, began_s, f"{length_bytes} at {offset_bytes} of {file.path!r} on {host.name}"
         try:
             reading = file.mount.read(file, offset_bytes, length_bytes)
             if not self._ending and self._dice.random() < 0.02:
