@@ -129,6 +129,8 @@ class _Pool:
             self._loop.call_later(self._process.job_s() / 2, self._run, job)
 
     def _run(self, job: _Job) -> None:
+        if job not in self._running:
+            return  # the pool was shut down meanwhile
         if not job.taken():  # withdrawn while it waited
             self._end(job)
             return
