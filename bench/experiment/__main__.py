@@ -101,6 +101,8 @@ def make_data(arguments: argparse.Namespace, directory: Path, voice: Voice) -> t
     wanted = tokens_wanted(arguments)
     if arguments.data is not None:
         found = tokens.find(arguments.data, arguments.dtype)
+        if found[0].kind == "flat":
+            arguments.dtype = found[0].dtype.name  # said to the jobs, which then need not look
         with voice.say(f"copy the first {wanted:,} tokens of {arguments.data}"):
             files = tokens.excerpt(found, wanted, directory)
         kind = tokens.KINDS[found[0].kind]

@@ -107,7 +107,12 @@ def run(arguments: argparse.Namespace, rank: int, rendezvous: Path) -> dict[str,
     world = arguments.world
     if world > 1:
         distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
+    step: TimedStep | Training = TimedStep(arguments.step_time)
+    if arguments.train:
+        sizes = Sizes(arguments.vocabulary, arguments.dim, arguments.layers, arguments.heads)
+        step = Training(sizes, arguments.seed, world)
     per_rank = arguments.gpus // world
+    started_s = time.monotonic()  # what building the dataset reads is part of the first wait
     windows = Windows(
         find(arguments.data, arguments.dtype), arguments.window, arguments.order, arguments.seed, readers=per_rank
     )
@@ -119,15 +124,14 @@ def run(arguments: argparse.Namespace, rank: int, rendezvous: Path) -> dict[str,
         prefetch_factor=PREFETCH_FACTOR if arguments.workers else None,
         persistent_workers=arguments.workers > 0 and arguments.epochs > 1,
     )
-    step: TimedStep | Training = TimedStep(arguments.step_time)
-    if arguments.train:
-        sizes = Sizes(arguments.vocabulary, arguments.dim, arguments.layers, arguments.heads)
-        step = Training(sizes, arguments.seed, world)
     checkpoints = Checkpoints(
         arguments.out.with_suffix(".checkpoint"), arguments.checkpoint_every, arguments.checkpoint_bytes
     )
     try:
-        epochs = [one_epoch(loader, step, arguments.batches, checkpoints) for _ in range(arguments.epochs)]
+        epochs = [
+            one_epoch(loader, step, arguments.batches, checkpoints, None if number else started_s)
+            for number in range(arguments.epochs)
+        ]
     finally:
         checkpoints.close()
     if world > 1:
@@ -136,10 +140,14 @@ def run(arguments: argparse.Namespace, rank: int, rendezvous: Path) -> dict[str,
 
 
 def one_epoch(
-    loader: DataLoader[Any], step: TimedStep | Training, limit: int, checkpoints: Checkpoints
+    loader: DataLoader[Any],
+    step: TimedStep | Training,
+    limit: int,
+    checkpoints: Checkpoints,
+    began_s: float | None = None,
 ) -> dict[str, Any]:
-    """Times in seconds, an entry a batch; ``reads``: (began on the monotonic clock, took) of each sample."""
-    started_s = before_s = time.monotonic()
+    """Times in seconds, an entry a batch, from ``began_s`` or now; ``reads``: (began on the monotonic clock, took) of each sample."""
+    started_s = before_s = time.monotonic() if began_s is None else began_s
     rows: list[tuple[float, float]] = []
     losses: list[str] = []
     reads: list[tuple[float, float]] = []
@@ -148,12 +156,12 @@ def one_epoch(
     batches = iter(loader)
     count = min(limit or len(loader), len(loader))
     for number in range(1, count + 1):
-        tokens, began_s, took_s = next(batches)
+        tokens, read_s, took_s = next(batches)
         arrived_s = time.monotonic()
         checksum = zlib.crc32(tokens.numpy(), checksum)
         checksums.append(checksum)
         loss = step(tokens, arrived_s)
-        reads.extend(zip(began_s.tolist(), took_s.tolist(), strict=True))
+        reads.extend(zip(read_s.tolist(), took_s.tolist(), strict=True))
         if loss is not None:
             losses.append(loss.hex())
         checkpoints.after(number, step.state())

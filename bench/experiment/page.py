@@ -158,6 +158,10 @@ def percent(share: float) -> str:
     return f"{100 * share:.4f} %" if abs(share) < 0.001 else f"{100 * share:.2f} %"
 
 
+def _percent(share: float, digits: int) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
 def table_rows(phases: Sequence[Phase]) -> list[list[str]]:
     rows = []
     for phase in phases:
@@ -169,12 +173,12 @@ def table_rows(phases: Sequence[Phase]) -> list[list[str]]:
                 str(len(phase.epoch.wait_s)),
                 f"{phase.epoch.sweep.level_samples_per_s:,.1f}",
                 "" if phase.ratio is None else f"{phase.ratio:.3f}",
-                f"{phase.epoch.utilisation:.1%}",
+                f"{_percent(phase.epoch.utilisation, 1)}",
                 "" if phase.ratio is None else ("never" if after is None else str(after)),
                 f"{quantile(waits, 0.5) * 1000:.1f} / {max(waits) * 1000:.0f}",
                 "" if lost is None else f"{lost:+.2f}",
-                f"{phase.fast_reads:.2%}",
-                "" if phase.without_wait is None else f"{phase.without_wait:.1%}",
+                f"{_percent(phase.fast_reads, 2)}",
+                "" if phase.without_wait is None else f"{_percent(phase.without_wait, 1)}",
                 f"{phase.wan_bytes / 1e6:,.1f}" if phase.gained is not None or phase.before_bytes else "",
             ]
         )
@@ -204,7 +208,7 @@ def against_reference(result: Result) -> list[list[str]]:
         rows += [
             ["batches until full speed, cold", "100\u2013150", f"{full.value} ({full.detail})"],
             ["computing while cold", "80\u201390 %",
-             f"{cold.epoch.utilisation:.1%} over {len(cold.epoch.wait_s)} batches, the start of the workers included"],
+             f"{_percent(cold.epoch.utilisation, 1)} over {len(cold.epoch.wait_s)} batches, the start of the workers included"],
             *[[f"cold start, share of {count:,} batches", reference, percent(max(0.0, share))]
               for count, reference, share in zip(RUN_LENGTHS, ("0.81 %", "0.08 %", "0.008 %"), lost, strict=True)],
         ]  # fmt: skip
@@ -213,13 +217,13 @@ def against_reference(result: Result) -> list[list[str]]:
         answered = (
             "no read reached the spoke, the kernel answered them"
             if warm.without_wait is None
-            else f"{warm.without_wait:.1%} of the reads at the spoke did not wait"
+            else f"{_percent(warm.without_wait, 1)} of the reads at the spoke did not wait"
         )
         rows.append(
             [
                 "served locally after warm-up, below 5 ms",
                 "94\u201396 %",
-                f"{warm.fast_reads:.2%} of samples; {answered}",
+                f"{_percent(warm.fast_reads, 2)} of samples; {answered}",
             ]
         )
     if has(phases, "cold", "copy-first"):
@@ -228,7 +232,7 @@ def against_reference(result: Result) -> list[list[str]]:
             [
                 "WAN bytes",
                 "\u201cover 30 % less\u201d",
-                f"{less:.0%} less than a copy ({result.settings['dtype']} tokens)",
+                f"{_percent(less, 0)} less than a copy ({result.settings['dtype']} tokens)",
             ]
         )
     return rows
@@ -238,7 +242,7 @@ def scale_notes(result: Result) -> list[str]:
     settings = result.settings
     return [
         "Reference: a vendor's hub and spoke in two cloud regions 60 ms apart, LLaMA 1 B on 16 GPUs, C4 in windows of 4,096 tokens.",
-        f"Here: one machine of {settings['machine']}; hub, link, spoke and job share it. The link is made of {settings['link']}: {settings['link_words']}.",
+        f"Here: one machine of {settings['machine']}; hub, link, spoke and job share it. The link, by {settings['link']}: {settings['link_words']}.",
         settings["mode_words"],
         f"Asked of storage: {result.asked_bytes_per_s / 1e6:,.1f} MB/s here; the reference's 116 samples a second are about 2 MB/s at 4 bytes a token. "
         f"A step here takes {settings['step_s'] * 1000:,.0f} ms, there about 3.3 s, so a second lost weighs more here than there.",
