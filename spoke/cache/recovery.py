@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from common import __version__
-from common.durable import replace_file
+from common.durable import replace_file, sync_file
 from common.entries import VERSION_BYTES
 from common.errors import CacheDirectoryError
 from common.log import get_logger
@@ -36,7 +36,7 @@ _PROBE_NAME = "probe"
 # What may stand in a directory that becomes ours: a fresh file system, our own start cut short, or what a spoke was still writing
 # while somebody removed or emptied the directory under it. All names that any room of the spoke gives, as paths below the directory.
 _OURS = re.compile(
-    rf"""lost\+found/|lock|probe|{IDENTITY_NAME}\.new|(scrub|retention)\.(json|new|json\.new)
+    rf"""lost\+found/|lock|probe|{IDENTITY_NAME}(\.new)?|(scrub|retention)\.(json|new|json\.new)
     |versions/([0-9a-f]{{2}}/([0-9a-f]{{{2 * VERSION_BYTES}}}\.(data|index))?)?
     |names/([^/]+/(names\.(snapshot(\.new)?|[0-9]+\.log))?)?
     |pins/([^/]+\.json(\.new)?)?
@@ -184,7 +184,7 @@ def _open_directory(path: Path) -> CacheDirectory:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = path.resolve(strict=True)
     identity_path = path / IDENTITY_NAME
-    foreign = [] if identity_path.exists() else list(islice(_foreign(path), _NAMED_AT_MOST + 1))
+    foreign = [] if _has_identity(identity_path) else list(islice(_foreign(path), _NAMED_AT_MOST + 1))
     if foreign:
         shown = ", ".join(map(repr, sorted(foreign)[:_NAMED_AT_MOST])) + (
             ", …" if len(foreign) > _NAMED_AT_MOST else ""
@@ -198,7 +198,7 @@ def _open_directory(path: Path) -> CacheDirectory:
         _lock(lock_fd, path, "stop it or choose another directory")
         if stat.S_IMODE(os.stat(path).st_mode) != 0o700:
             os.chmod(path, 0o700)
-        if not identity_path.exists():
+        if not _has_identity(identity_path):
             _clear_remains(path)
             _write_identity(path, str(uuid.uuid4()))
         identity = _read_identity(identity_path)
@@ -212,11 +212,22 @@ def _open_directory(path: Path) -> CacheDirectory:
             _empty(path / _VERSIONS_NAME)
             _write_identity(path, identity["uuid"])
         (path / _VERSIONS_NAME).mkdir(mode=0o700, exist_ok=True)
+        sync_file(
+            identity_path
+        )  # a copy put back from a backup may be in memory alone: a power cut would leave it empty
         found = os.stat(identity_path)
         return CacheDirectory(path, identity["uuid"], lock_fd, (found.st_dev, found.st_ino))
     except BaseException:
         os.close(lock_fd)
         raise
+
+
+def _has_identity(identity_path: Path) -> bool:
+    """There is one. A file without a byte that is not 0 is what a power cut leaves of one that was not on the disk yet: none."""
+    try:
+        return bool(identity_path.read_bytes().strip(b"\0"))
+    except FileNotFoundError:
+        return False
 
 
 def _read_identity(identity_path: Path) -> dict[str, Any]:

@@ -117,6 +117,37 @@ def test_a_link_below_our_names_is_refused_untouched(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere" / f"{VERSION}.data").exists()
 
 
+@pytest.mark.parametrize("left", [b"", bytes(100)])
+async def test_an_identity_that_a_power_cut_left_empty_counts_as_none(open_store, tmp_path: Path, left: bytes) -> None:
+    """A directory put back from a backup was not on the disk yet when the power went: length or not, no byte of it."""
+    store = open_store()
+    file = File(1, 9000)
+    await file.put(store)
+    await store.close()
+    identity = tmp_path / "cache" / "headrace-cache.json"
+    identity.write_bytes(left)
+    keepsake = tmp_path / "cache" / "notes.txt"
+    keepsake.write_text("not ours")
+    with pytest.raises(CacheDirectoryError, match=r"'notes\.txt'"):
+        open_store()
+    keepsake.unlink()
+    store = open_store()
+    assert file.state(store) == "absent"  # nothing said which format it was of
+    await file.put(store)
+    await file.check(store)
+    assert json.loads(identity.read_text())["format"] == DIRECTORY_FORMAT
+
+
+def test_an_identity_put_back_from_a_backup_is_on_the_disk_before_it_is_relied_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_directory(tmp_path / "c").close()
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    open_directory(tmp_path / "c").close()
+    assert synced == [str(tmp_path / "c" / "headrace-cache.json"), str(tmp_path / "c")]
+
+
 async def test_a_directory_removed_while_a_file_is_made_in_it(open_store, tmp_path: Path, disk: FaultyDisk) -> None:
     store = open_store()
     file = File(1, 9000)
@@ -174,7 +205,7 @@ async def test_an_older_format_is_emptied(open_store, tmp_path: Path) -> None:
     await file.check(store)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": "1", "uuid": "x"}', b'{"uuid": "x"}', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"format": "1", "uuid": "x"}', b'{"uuid": "x"}', b"\xff\xfe"])
 def test_a_damaged_identity_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "headrace-cache.json").write_bytes(content)
     with pytest.raises(CacheDirectoryError, match="damaged"):
