@@ -6,12 +6,13 @@ fails a read: a taken port is logged and the daemon goes on without it.
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as PrometheusMetric
@@ -21,6 +22,9 @@ from prometheus_client.registry import Collector
 from common.log import get_logger
 from common.units import format_address
 from common.web import HEADERS, Page
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 log = get_logger(__name__)
 
@@ -74,8 +78,16 @@ class HttpPages:
         self._runner: web.AppRunner | None = None
         self.address: tuple[str, int] | None = None
 
+    @staticmethod
+    async def read_code() -> None:
+        """Import the server, a third of all that a spoke imports, in a thread: after a worker died readers wait, and not for this."""
+        await asyncio.to_thread(importlib.import_module, "aiohttp.web")
+
     async def start(self, host: str, port: int) -> None:
         """Listen; a port that cannot be had is logged, not raised."""
+        await self.read_code()
+        from aiohttp import web  # not before: see read_code
+
         app = web.Application()
         app.add_routes(
             [
@@ -107,15 +119,15 @@ class HttpPages:
 
     async def _serve_page(self, _request: web.Request) -> web.Response:
         assert self._page is not None
-        return web.Response(text=self._page.html, content_type="text/html", charset="utf-8", headers=HEADERS)
+        return _response(text=self._page.html, content_type="text/html", charset="utf-8", headers=HEADERS)
 
     async def _serve_live(self, _request: web.Request) -> web.Response:
         assert self._page is not None
         text = json.dumps(self._page.facts(), separators=(",", ":"), allow_nan=False)
-        return web.Response(text=text, content_type="application/json", headers=HEADERS)
+        return _response(text=text, content_type="application/json", headers=HEADERS)
 
     async def _serve_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        return _response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def _serve_health(self, _request: web.Request) -> web.Response:
         ok, facts = self._health()
@@ -126,4 +138,10 @@ class HttpPages:
 
 
 def _json(value: Mapping[str, Any], status: int = 200) -> web.Response:
-    return web.Response(text=json.dumps(value, indent=1) + "\n", content_type="application/json", status=status)
+    return _response(text=json.dumps(value, indent=1) + "\n", content_type="application/json", status=status)
+
+
+def _response(**parts: Any) -> web.Response:
+    from aiohttp import web  # read by now
+
+    return web.Response(**parts)
