@@ -29,6 +29,7 @@ WITH_EXAMPLE = {
     "explain",
     "bugreport",
     "accept",
+    "doctor",
     "cache ls",
     "cache du",
     "cache evict",

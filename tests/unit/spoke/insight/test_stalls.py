@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common import limits
 from spoke.insight.coverage import Coverage
 from spoke.insight.stalls import Stalls, Table, in_time, said
@@ -117,4 +119,4 @@ def test_ranks_in_the_metrics_are_few_however_many_there_were() -> None:
         wait(accounts, rank, b"f", rank * 10.0, rank * 10.0 + rank / 100)
     seen = accounts.lost_by_rank()
     assert len(seen) == limits.STALL_RANKS_MAX
-    assert seen["99",] == 0.99
+    assert seen["99",] == pytest.approx(0.99)
