@@ -12,7 +12,7 @@ import typer
 
 from common import __version__
 from common.terminal import EXIT_FAILED, exit_codes, warn
-from spoke import cache_cli, explain_cli, look_cli, plan_cli, purge_cli, verify_cli, warm_cli
+from spoke import cache_cli, estimate_cli, explain_cli, look_cli, plan_cli, purge_cli, verify_cli, warm_cli
 from spoke.asking import Mountpoint, untouched_path
 from spoke.asking import ask as _ask
 from spoke.places import runtime_dir
@@ -259,6 +259,7 @@ app.command()(warm_cli.pin)
 app.command()(warm_cli.unpin)
 app.command()(purge_cli.purge)
 app.command()(verify_cli.verify)
+app.command()(estimate_cli.estimate)
 
 
 @app.command()

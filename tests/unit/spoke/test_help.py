@@ -16,7 +16,7 @@ COMMANDS = [
     for application, known in (
         (spoke_cli.app, ["mount", "umount", "status", "top", "explain", "bugreport", "accept", "doctor", "warm", "pin", "unpin", "plan",
                          "purge", "upgrade", "cache", "cache ls", "cache du", "cache evict", "cache pin", "cache unpin",
-                         "cache purge", "cache verify", "verify"]),
+                         "cache purge", "cache verify", "verify", "estimate"]),
         (hub_cli.app, ["serve", "status", "snapshot"]),
     )
     for words in known
@@ -37,6 +37,7 @@ WITH_EXAMPLE = {
     "cache verify",
     "purge",
     "verify",
+    "estimate",
 }
 
 
