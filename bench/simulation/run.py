@@ -339,7 +339,7 @@ class Run:
                 "prefetch under way": spoke.fetcher.prefetch_outstanding_bytes,
                 "bytes to be written": spoke.fetcher.write_backlog_bytes,
                 "requests without a link": len(spoke.client._waiting),
-                "requests on links": sum(len(link.requests) for link in spoke.client._links),
+                "requests on links": sum(len(link.requests) for link in spoke.client.links.up),
             }
             for what, count in held.items():
                 if count:
