@@ -29,7 +29,7 @@ from common.blocks import (
     whole_file,
 )
 from common.digest import DIGEST_BYTES
-from common.errors import CacheWriteError
+from common.errors import CacheDirectoryError, CacheWriteError
 from common.limits import CACHE_INODE_FLOOR_SHARE, CACHE_LENT_FILES_MAX, CACHE_STUCK_WRITE_S, CACHE_TEND_WAIT_S
 from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, stamp_of, stamps_at
@@ -162,7 +162,7 @@ class Store:
         """Take over or make the directory and list what is in it. Blocks: call it in a thread.
 
         ``clock`` (seconds) times the retries of a failing disk. Raises CacheDirectoryError: foreign, newer, in use,
-        not writable, too small.
+        not writable, not readable, too small.
         """
         disk = disk or Disk()
         directory = open_directory(Path(cache_dir))
@@ -179,6 +179,11 @@ class Store:
             ledger.charge(directory.count_folders() * DIRECTORY_BYTES)
             ledger.look(space)
             policy.set_capacity(ledger.capacity_bytes)
+        except OSError as error:
+            directory.close()
+            raise CacheDirectoryError(
+                f"cache directory {cache_dir} cannot be read: {error.strerror or error}"
+            ) from error
         except BaseException:
             directory.close()
             raise
