@@ -202,6 +202,7 @@ class Runs:
 
     def all(self) -> None:
         """Every run that was asked for. Raises LabError when there is no hub or not one local run."""
+        (self.arguments.out / "failures.txt").unlink(missing_ok=True)
         with self.say("start the hub and the link"):
             self.lab.start_hub(DATASET, self.data, self.shape, self.arguments.link)
         with self.say("import PyTorch"):
