@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from common import __version__, runtime
 from common.config import Loaded
-from common.metrics import HttpPages
 from common.units import format_address
 from spoke.ahead import Ahead
 from spoke.config import SpokeSettings
@@ -28,6 +27,7 @@ from spoke.namespace.replica import Replica
 from spoke.orders.learner import Learner
 from spoke.pins import Pins
 from spoke.prefetch.planner import Planner
+from spoke.shared_port import SharedPort
 from spoke.warming import Warming
 from spoke.worker import SupervisorLine
 
@@ -60,8 +60,6 @@ class Shown(Measured, Protocol):
     @property
     def mountpoint(self) -> str: ...
     @property
-    def pages(self) -> HttpPages: ...
-    @property
     def pin(self) -> Pin | None: ...
     @property
     def pins(self) -> Pins: ...
@@ -69,6 +67,8 @@ class Shown(Measured, Protocol):
     def planner(self) -> Planner | None: ...
     @property
     def replica(self) -> Replica: ...
+    @property
+    def shared_port(self) -> SharedPort: ...
     @property
     def started_s(self) -> float: ...
     @property
@@ -92,6 +92,7 @@ class Facts:
         counts, usage, client = spoke.counts, spoke.store.usage(), spoke.client
         settings = spoke.loaded.settings
         staleness_s = spoke.staleness_s()
+        metrics = spoke.shared_port.address
         passthrough = spoke.device.passthrough.status() if spoke.device is not None else None
         notes = list(spoke.device.notes) if spoke.device is not None else []
         if usage.bypass is not None:
@@ -110,7 +111,8 @@ class Facts:
             "mountpoint": spoke.mountpoint,
             "dataset": settings.dataset,
             "uptime_s": runtime.now_s() - spoke.started_s,
-            "metrics": format_address(*spoke.pages.address) if spoke.pages.address is not None else None,
+            "metrics": format_address(*metrics) if metrics is not None else None,
+            "metrics_served_by": spoke.shared_port.served_by,
             "hub": {
                 "address": settings.hub,
                 "connected": client.links.connected,

@@ -47,7 +47,7 @@ class _NoBacking:
 class _Nothing:
     """The HTTP port and the commands' socket: nobody asks at either."""
 
-    async def start(self, *_: object) -> None: ...
+    async def start(self, *_: object, **__: object) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -58,6 +58,7 @@ class SimSpoke(Spoke):
         super().__init__(*args)
         self.control = _Nothing()  # type: ignore[assignment]
         self.pages = _Nothing()  # type: ignore[assignment]
+        self.shared_port = _Nothing()  # type: ignore[assignment]
 
     async def _mount(self) -> None:
         passthrough = Passthrough(_NoBacking(), "simulated")

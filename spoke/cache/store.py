@@ -181,7 +181,9 @@ class Store:
             policy.set_capacity(ledger.capacity_bytes)
         except OSError as error:
             directory.close()
-            raise CacheDirectoryError(f"cache directory {cache_dir} cannot be read: {error.strerror or error}") from error
+            raise CacheDirectoryError(
+                f"cache directory {cache_dir} cannot be read: {error.strerror or error}"
+            ) from error
         except BaseException:
             directory.close()
             raise

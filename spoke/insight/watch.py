@@ -67,7 +67,7 @@ class Insight:
         self._history = history
         self._clock = clock
         self._processes = Processes(clock, self._known)
-        self.stalls = Stalls(self._processes.known, clock())
+        self.stalls: Stalls = Stalls(self._processes.known, clock())
         self.training = Training(self.stalls.lost_between)
         self.samples = Samples()
         self._slow: deque[SlowRead] = deque(maxlen=limits.SLOW_READS_KEPT)

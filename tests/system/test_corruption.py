@@ -198,6 +198,7 @@ def test_damage_while_it_runs(pair: Pair) -> None:
     for kind in KINDS:
         kind(pairs, kind.__name__, contents[kind.__name__])
     all_right(spoke, contents)
+    assert spoke.facts()["data_path"]["passthrough_opens"] == 0
     assert corrupt(spoke, "cache") > 0
     expected = set(contents) - SILENT_ALIVE
     eventually(lambda: {line["path"] for line in lines(spoke.log(), "cached blocks were bad")} >= expected)
