@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from common import __version__
+from common.completion import add_completion
 from common.config import load
 from common.errors import HeadraceError, UsageError
 from common.log import configure
@@ -170,6 +171,7 @@ def status(
 
 snapshot_app = typer.Typer(help="Name the tree as it is now, so that mounts can stay at it.", no_args_is_help=True)
 app.add_typer(snapshot_app, name="snapshot")
+add_completion(app, "headrace-hub")
 SnapshotName = Annotated[str, typer.Argument(help="Of the snapshot.", show_default=False)]
 DatasetName = Annotated[
     str | None, typer.Option("--dataset", help="The dataset's name; may be left out when the state directory has one.")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from common import __version__
+from common.completion import add_completion
 from common.terminal import EXIT_FAILED, exit_codes, warn
 from spoke import cache_cli, estimate_cli, explain_cli, look_cli, plan_cli, purge_cli, verify_cli, warm_cli
 from spoke.asking import Mountpoint, untouched_path
@@ -260,6 +261,7 @@ app.command()(warm_cli.unpin)
 app.command()(purge_cli.purge)
 app.command()(verify_cli.verify)
 app.command()(estimate_cli.estimate)
+add_completion(app, "headrace-spoke")
 
 
 @app.command()
