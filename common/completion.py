@@ -20,7 +20,7 @@ def add_completion(app: typer.Typer, program: str) -> None:
     """Adds the command to ``app``, for the program of this name."""
 
     def completion(shell: Annotated[Shell, typer.Argument(help="Whose script to print.", show_default=False)]) -> None:
-        from typer.completion import get_completion_script
+        from typer._completion_shared import get_completion_script
 
         variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
         typer.echo(get_completion_script(prog_name=program, complete_var=variable, shell=shell.value))
