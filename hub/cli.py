@@ -84,7 +84,18 @@ def serve(
     log_format: Annotated[str | None, typer.Option(help="auto, console or json.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file; environment and flags win over it.")] = None,
 ) -> None:
-    """Serve datasets until SIGTERM. Prints one line on stdout once it listens."""
+    """Serve datasets until SIGTERM. Prints one line on stdout once it listens.
+
+    Every setting can also stand in the TOML file of --config or in the environment as HEADRACE_NAME; a flag wins over the environment, the
+    environment over the file. Beyond this host it listens only with certificates, a token, or --insecure. Exit codes: 0 done, 1 failed, 2
+    wrong use or configuration.
+
+    \b
+    Examples:
+      headrace-hub serve --dataset c4=/data/c4
+      headrace-hub serve --dataset c4=/data/c4 --listen 10.0.1.5:7420 --tls-cert hub.pem --tls-key hub.key --tls-ca ca.pem
+      headrace-hub serve --config /etc/headrace/hub.toml
+    """
     flags: dict[str, Any] = {
         "dataset": dataset or None,
         "listen": listen,

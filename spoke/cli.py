@@ -222,7 +222,14 @@ def umount(
 @app.command()
 @exit_codes
 def upgrade(mountpoint: Mountpoint) -> None:
-    """Start a new worker with the code and settings on disk and let it take the mount over; open files and mappings go on."""
+    """Start a new worker with the code and settings on disk and let it take the mount over; open files and mappings go on.
+
+    Readers see a pause of some tenths of a second. If the new worker cannot serve, the old one goes on, and the reason is told (exit 1).
+
+    \b
+    Example:
+      pip install headrace-0.2.0-py3-none-any.whl && headrace-spoke upgrade /mnt/c4
+    """
     from spoke.asking import ask_supervisor
 
     typer.echo(ask_supervisor(mountpoint, "upgrade")["said"])

@@ -13,6 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from common.terminal import reflowed
 from hub import cli as hub_cli
 from spoke import cli as spoke_cli
 
@@ -27,6 +28,9 @@ COMMANDS = [
     for words in known
 ]  # fmt: skip
 WITH_EXAMPLE = {
+    "serve",
+    "upgrade",
+    "warm",
     "mount",
     "umount",
     "status",
@@ -94,3 +98,11 @@ def test_bash_completes_commands(tmp_path: Path) -> None:
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )
     assert done.stdout.split() == ["estimate"], done.stderr
+
+
+def test_paragraphs_are_folded_by_the_terminal_and_examples_stay_as_they_are() -> None:
+    assert reflowed("""One\n    two.\n\n    Three\n    four.\n\n    \b\n    Example:\n      a b\n    """) == (
+        "One two.\n\nThree four.\n\n\b\nExample:\n  a b"
+    )
+    shown = CliRunner().invoke(spoke_cli.app, ["explain", "--help"], env={"COLUMNS": "100"}).output
+    assert not [line for line in shown.splitlines() if line.strip() == "the round trip;"]
