@@ -144,7 +144,7 @@ class Spoke:
         store.on_gone = self._blocks_gone
         self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
         observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
-        self.long_waits = LongWaits(clock, self.client.in_words)
+        self.long_waits = LongWaits(clock, self.client.links.in_words)
         self.confirming = Confirming(
             self.tree, self.replica, self.client, self.follower, self.long_waits, settings.read_timeout or None
         )
@@ -177,7 +177,7 @@ class Spoke:
             self.pins,
             clock,
             order=self.ahead.order,
-            link_rate=lambda: self.client.rate_bytes_per_s,
+            link_rate=lambda: self.client.links.rate_bytes_per_s,
         )
         self.cache_files = CacheFiles(self.tree, store, self.fetcher.recent)
         self.device: Device | None = None
@@ -310,7 +310,7 @@ class Spoke:
         connect_timeout_s = self.loaded.settings.connect_timeout
         if not self.replica.usable:
             try:
-                await self.client.first_contact(connect_timeout_s)
+                await self.client.links.first_contact(connect_timeout_s)
             except HubUnreachable as error:
                 raise NoHubYet(f"{error}; no names are on disk yet, so there is nothing to show") from None
             await self.follower.usable(connect_timeout_s)
@@ -321,7 +321,7 @@ class Spoke:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(connect_timeout_s, limits.FRESH_NAMES_WAIT_S)):
                 await self.follower.until(lambda: self.replica.feed is Feed.FOLLOWING)
-        if not self.client.connected:
+        if not self.client.links.connected:
             log.warning("the hub does not answer; serving the names and blocks on disk", revision=self.tree.revision)
 
     async def _mount(self) -> None:
@@ -459,7 +459,7 @@ class Spoke:
                     "stall_seconds": self.counts.stall_s,
                     "cache_used_bytes": float(usage.used_bytes),
                     "cache_capacity_bytes": float(usage.capacity_bytes),
-                    "rtt_seconds": self.client.rtt_s or 0.0,
+                    "rtt_seconds": self.client.links.rtt_s or 0.0,
                     "revision": float(self.tree.revision),
                     **self.insight.stats(),
                 }
@@ -471,7 +471,7 @@ class Spoke:
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
                 await self.retention.tend(
-                    self.tree.is_live, self.reads.is_open, self.client.refusal, self.client.connected
+                    self.tree.is_live, self.reads.is_open, self.client.links.refusal, self.client.links.connected
                 )
             self.mending.tend()
             await self.store.tend()

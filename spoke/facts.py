@@ -84,7 +84,7 @@ class Facts:
     def health(self) -> tuple[bool, Mapping[str, Any]]:
         """Healthy while the mount answers; a hub that is away is a fact, not an illness of this daemon."""
         mounted = self._spoke.device is not None and self._spoke.device.negotiated is not None
-        return mounted, {"mounted": mounted, "hub_connected": self._spoke.client.connected}
+        return mounted, {"mounted": mounted, "hub_connected": self._spoke.client.links.connected}
 
     def status(self) -> Mapping[str, Any]:
         """The facts behind ``status``; sizes in bytes, times in seconds."""
@@ -115,13 +115,13 @@ class Facts:
             "metrics_served_by": spoke.shared_port.served_by,
             "hub": {
                 "address": settings.hub,
-                "connected": client.connected,
-                "in_words": client.in_words(),
-                "error": str(client.last_error) if client.last_error is not None else None,
-                "rtt_s": client.rtt_s,
-                "rate_bytes_per_s": client.rate_bytes_per_s,
-                "received_bytes": client.wire_bytes_total,
-                "links": client.links(),
+                "connected": client.links.connected,
+                "in_words": client.links.in_words(),
+                "error": str(client.links.last_error) if client.links.last_error is not None else None,
+                "rtt_s": client.links.rtt_s,
+                "rate_bytes_per_s": client.links.rate_bytes_per_s,
+                "received_bytes": client.links.wire_bytes_total,
+                "links": client.links.facts(),
                 "tls": spoke.credentials.certificates is not None,
                 "token": spoke.credentials.token is not None,
                 "certificate_left_s": spoke.certificate_left_s()

@@ -165,7 +165,7 @@ METRICS: tuple[Metric[Measured], ...] = (
         "headrace_spoke_wan_received_bytes",
         "counter",
         "All bytes received from the hub: data, names, framing.",
-        lambda spoke: spoke.client.wire_bytes_total,
+        lambda spoke: spoke.client.links.wire_bytes_total,
     ),
     Metric(
         "headrace_spoke_fetched_bytes",
@@ -366,7 +366,7 @@ METRICS: tuple[Metric[Measured], ...] = (
         "headrace_spoke_hub_connected",
         "gauge",
         "1 while the control link to the hub is up.",
-        lambda spoke: float(spoke.client.connected),
+        lambda spoke: float(spoke.client.links.connected),
     ),
     Metric(
         "headrace_spoke_hub_suspicious",
@@ -390,6 +390,6 @@ METRICS: tuple[Metric[Measured], ...] = (
         "headrace_spoke_hub_rtt_seconds",
         "gauge",
         "Round trip to the hub without queues; NaN before the first.",
-        lambda spoke: spoke.client.rtt_s if spoke.client.rtt_s is not None else float("nan"),
+        lambda spoke: spoke.client.links.rtt_s if spoke.client.links.rtt_s is not None else float("nan"),
     ),
 )

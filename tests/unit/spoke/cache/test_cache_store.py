@@ -445,3 +445,22 @@ async def test_who_listens_hears_what_is_cached_no_more(store: Store) -> None:
     evicted = {version for version, _ in gone[1:]}
     assert evicted
     assert evicted == {other.version for other in others if other.state(store) == "absent"}
+
+
+async def test_only_what_is_whole_and_verified_is_lent(open_store) -> None:
+    store = open_store()
+    file = File(1, EXTENT_BYTES + 5000)
+    await file.put(store, BlockRange(0, 257))
+    with pytest.raises(BlocksMissing):
+        store.borrow_fd(file.version, file.size_bytes)
+    await file.put(store, BlockRange(257, 1))
+    store.borrow_fd(file.version, file.size_bytes)
+    store.return_fd(file.version)
+    await store.close()
+    store = open_store()
+    assert file.state(store) == "whole"
+    with pytest.raises(BlocksMissing):  # not in this life
+        store.borrow_fd(file.version, file.size_bytes)
+    await file.check(store)
+    store.borrow_fd(file.version, file.size_bytes)
+    store.return_fd(file.version)
