@@ -239,12 +239,13 @@ def wait_for(pids: list[int]) -> int:
 def main() -> int:
     """A job from the flags; with ``--serve`` one from each line of stdin (flags as a JSON list), each answered with its exit code.
 
-    Served jobs are forks of a process that has imported PyTorch and done nothing else: importing takes seconds of CPU, which on
-    a small machine would be most of what is run.
+    Before the first it says "ready". Served jobs are forks of a process that has imported PyTorch and done nothing else:
+    importing takes seconds of CPU, which on a small machine would be most of what is run.
     """
     torch.use_deterministic_algorithms(True)  # before the fork: it imports hundreds of modules
     if sys.argv[1:] != ["--serve"]:
         return wait_for(start_ranks(parse()))
+    print("ready", flush=True)
     for line in sys.stdin:
         print(wait_for(start_ranks(parse(json.loads(line)))), flush=True)
     return 0

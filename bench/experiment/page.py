@@ -65,8 +65,8 @@ class Result:
 
     @property
     def warm_ratios(self) -> list[float]:
-        """Of the runs with a step; of the pairs where no run has one."""
-        if self.settings["mode"] == "no step":
+        """Of the runs; of the pairs, which are less noisy, where no run has a step."""
+        if self.settings["mode"] == "no step" and self.pairs:
             return [pair.ratio for pair in self.pairs]
         return [phase.ratio for phase in self.phases if phase.name in WARM_RUNS and phase.ratio is not None]
 

@@ -174,7 +174,7 @@ def _cold(figure: Any, palette: Palette, phases: Sequence[Phase]) -> None:
     axes.plot(batches, speed, color=palette.cold, linewidth=1.8, label="mount, cold: each batch")
     afters = [other.full_speed_after for other in (phase, *again)]
     told = ", ".join("never" if after is None else f"{after}" for after in afters)
-    axes.set_title(f"Cold starts: batches until full speed {told}", loc="left", fontsize=11)
+    axes.set_title(f"Batches until full speed, by cold start: {told}", loc="left", fontsize=11)
     axes.set_xlim(0, max(count, REFERENCE_SLOW_BATCHES[1]))
     axes.set_ylim(0, 1.15)
     axes.set_xlabel("batch")

@@ -103,6 +103,7 @@ class Jobs:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, env=self._lab.environ,
                 start_new_session=True,
             )  # fmt: skip
+        self._is_ready = False
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -116,8 +117,16 @@ class Jobs:
         self.__exit__()
         self.__enter__()
 
+    def ready(self) -> None:
+        """Wait until jobs can start: no job's time shall have the import in it. Raises LabError."""
+        assert self._process.stdout is not None
+        if not self._is_ready and self._process.stdout.readline() != "ready\n":
+            raise LabError(f"PyTorch could not be imported; exit code {self._process.wait()}")
+        self._is_ready = True
+
     def run(self, title: str, flags: Sequence[str]) -> None:
         """To its end. Raises LabError when it fails or takes too long, at once when a daemon ends meanwhile."""
+        self.ready()
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -193,8 +202,11 @@ class Runs:
 
     def all(self) -> None:
         """Every run that was asked for. Raises LabError when there is no hub or not one local run."""
+        (self.arguments.out / "failures.txt").unlink(missing_ok=True)
         with self.say("start the hub and the link"):
             self.lab.start_hub(DATASET, self.data, self.shape, self.arguments.link)
+        with self.say("import PyTorch"):
+            self.jobs.ready()
         steps = self.plan()
         progress = self.speaker.progress = Progress([step.expected_s for step in steps])
         for step in steps:
