@@ -20,7 +20,7 @@ from spoke.prefetch.cursor import PIECE_BYTES, Cursor, Item, Marks, Run, State
 from spoke.prefetch.gate import Gate
 from spoke.prefetch.lockon import Finder, Found
 from spoke.prefetch.next_use import NEVER, steps_until
-from spoke.prefetch.orders import Order, Reason
+from spoke.prefetch.orders import Order, Reader, Reason
 from spoke.prefetch.predictions import Predictions
 from spoke.prefetch.recording import Recording
 from spoke.prefetch.shapes import Shapes, make_room
@@ -78,7 +78,8 @@ class Follower:
         self._hungry: OrderedDict[int, Cursor] = OrderedDict()
         self._predictions = Predictions()
         self._marks = Marks()
-        self._shapes = Shapes(as_recorded=order.reason is Reason.LEARNED)
+        self._reader: Reader | None = getattr(order, "reader", None)  # those on disk may have one
+        self._shapes = Shapes(as_recorded=self._is_learned, is_mapped=self._reader is Reader.MAPPED)
         self._finder = Finder(order, self._shapes)
         self._reads = 0
         self._files: dict[int, FileFacts] = {}
@@ -87,8 +88,10 @@ class Follower:
     # --- events ------------------------------------------------------------------------------------------
 
     def start(self, now_s: float) -> None:
-        """A declared plan may be fetched from its beginning before anybody reads; lanes of other nodes are not guessed at."""
-        if self.order.reason is Reason.PLAN and self.order.lane_count <= _LANES_STARTED_MAX:
+        """A declared plan may be fetched from its beginning before anybody reads, a recipe's order too if its reader is known, so that
+        the READs have the right shape; lanes of other nodes are not guessed at."""
+        begins = self.order.reason is Reason.PLAN or self._reader is not None
+        if begins and self.order.lane_count <= _LANES_STARTED_MAX:
             for lane in range(self.order.lane_count):
                 if not any(cursor.lane == lane for cursor in self._cursors):
                     window_bytes = limits.PREFETCH_START_BYTES // max(1, self.order.lane_count)

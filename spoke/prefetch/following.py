@@ -98,7 +98,10 @@ class Following:
         for follower in self._followers.values():
             if follower.has_plans:
                 return True
-        return any(follower.has_plans for follower in self._recordings.values())
+        for follower in self._recordings.values():
+            if follower.has_plans:
+                return True
+        return False
 
     @property
     def active_count(self) -> int:
