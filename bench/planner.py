@@ -70,7 +70,9 @@ def record(pattern: str, reads: int) -> list[Event]:
     planned = Planned(trace, world.capacity_bytes)
     recorded = Recorded(planned.planner)
     planned.planner = recorded  # type: ignore[assignment]
-    Simulation(trace, world, make_evictor("ours", trace, world.capacity_bytes, 1, lambda: lambda _extent: 0), planned).run()
+    Simulation(
+        trace, world, make_evictor("ours", trace, world.capacity_bytes, 1, lambda: lambda _extent: 0), planned
+    ).run()
     return recorded.events
 
 
@@ -181,14 +183,24 @@ def main() -> int:
 
 def show(rows: dict[str, list[list[dict[str, Any]]]], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = ("pattern", "us a READ, median", "mean, all events", "the other's median", "mean", "ratio of medians", "of means")
+    columns = (
+        "pattern",
+        "us a READ, median",
+        "mean, all events",
+        "the other's median",
+        "mean",
+        "ratio of medians",
+        "of means",
+    )
     for column in columns:
         table.add_column(column, justify="left" if column == "pattern" else "right")
     for name, rounds in rows.items():
         cells = [name]
         for tree in range(len(rounds[0])):
             cells.append(f"{statistics.median(turn[tree]['read_ns'] for turn in rounds) / 1e3:.1f}")
-            cells.append(f"{statistics.median(turn[tree]['total_ns'] / turn[tree]['reads'] for turn in rounds) / 1e3:.1f}")
+            cells.append(
+                f"{statistics.median(turn[tree]['total_ns'] / turn[tree]['reads'] for turn in rounds) / 1e3:.1f}"
+            )
         if len(rounds[0]) == 2:
             for key in ("read_ns", "total_ns"):
                 cells.append(f"{statistics.median(turn[0][key] / turn[1][key] for turn in rounds):.2f}")

@@ -109,7 +109,9 @@ class Measuring:
             raise LabError(f"{asked.kind} on {root}: what was read is not what lies at the hub")
         return run
 
-    def say(self, load: str, what: str, value: float | None, *, least: float | None = None, most: float | None = None) -> None:
+    def say(
+        self, load: str, what: str, value: float | None, *, least: float | None = None, most: float | None = None
+    ) -> None:
         self.figures.append(Figure(load, what, value, least, most))
         shown = "never" if value is None else f"{value:.3f}"
         self.console.print(f"  {load}: {what} {shown} {self.figures[-1].target}")
@@ -133,10 +135,13 @@ class Measuring:
             self._paced(load, cold, local, most_rtts=3, least_hits=0.995)
             self.end(spoke)
 
-    def _paced(self, load: str, cold: dict[str, Any], local: dict[str, Any], *, most_rtts: float, least_hits: float) -> None:
+    def _paced(
+        self, load: str, cold: dict[str, Any], local: dict[str, Any], *, most_rtts: float, least_hits: float
+    ) -> None:
         local_batch_s = (local["took_s"] - local["batch_s"][0]) / (len(local["batch_s"]) - 1)
         self.say(load, "batches to full speed", figures.batches_to_full_speed(cold["batch_s"], local_batch_s), most=2)
         self.say(load, "hits after 2 batches", figures.hits(cold, "marked"), least=least_hits)
+        self.say(load, "hits once the loader's queue is full", figures.hits(cold, "settled"), least=least_hits)
         self.say(load, "stall, round trips", figures.waited_rtts(cold, local, self.rtt_s), most=most_rtts)
         self.say(load, "local time / time", local["took_s"] / cold["took_s"])
 
@@ -145,13 +150,26 @@ class Measuring:
         count = min(RECIPE_BATCHES, self.size_bytes // 4 // length_bytes // batch)
         self._recipe(
             "megatron",
-            Asked("megatron", "", "", batch=batch, step_s=self._random_step_s(batch), batches=count, seq_length=SEQ_LENGTH),
-            ("--prefix", "p", "--seed", "1234", "--split", "1,0,0", "--seq-length", str(SEQ_LENGTH), "--num-samples", str(count * batch)),
+            Asked(
+                "megatron", "", "", batch=batch, step_s=self._random_step_s(batch), batches=count, seq_length=SEQ_LENGTH
+            ),
+            (
+                "--prefix",
+                "p",
+                "--seed",
+                "1234",
+                "--split",
+                "1,0,0",
+                "--seq-length",
+                str(SEQ_LENGTH),
+                "--num-samples",
+                str(count * batch),
+            ),
         )
         self._recipe(
             "mds",
             Asked("mds", "", "", batch=batch, step_s=self._random_step_s(batch), batches=RECIPE_BATCHES),
-            ("--dir", "d", "--shuffle-block-size", "4000", "--epochs", "1", "--batch-size", str(batch)),
+            ("--dir", "d", "--shuffle-block-size", "4000", "--epochs", "1"),
         )
 
     def _random_step_s(self, batch: int) -> float:
@@ -173,8 +191,12 @@ class Measuring:
         self.lab.unmount(spoke)
         self._paced(load, cold, local, most_rtts=5, least_hits=0.99)
         seen = read_trace(trace)
-        reads = [read for process in seen.processes for read in zip(process.files, process.offsets, process.lengths, strict=True)]
-        fetched = figures.fetched_bytes(cold)
+        reads = [
+            read
+            for process in seen.processes
+            for read in zip(process.files, process.offsets, process.lengths, strict=True)
+        ]
+        fetched = cold["after"].get(figures.FETCHED, 0.0)  # before the job begins its first samples are there
         self.say(load, "fetched / asked for, in 128 KiB", fetched / figures.unique_bytes(reads, GRAIN_BYTES), most=1.05)
         self.say(load, "fetched / asked for, in 4 KiB", fetched / figures.unique_bytes(reads, figures.BLOCK_BYTES))
         self.lab.drop(spoke)
@@ -204,7 +226,9 @@ class Measuring:
                 load = f"same order again, {access}, {name}"
                 asked = Asked("records", "", "", step_s=self.step_s(8 * 64 * 1024), shuffle_seed=5, access=access)
                 local = self.job(None, asked)
-                spoke = self.mounted(f"again-{access}", "--cache-size", str(int(self.size_bytes / share)), "--no-passthrough")
+                spoke = self.mounted(
+                    f"again-{access}", "--cache-size", str(int(self.size_bytes / share)), "--no-passthrough"
+                )
                 first = self.job(spoke, asked, local["digest"])
                 self.say(load, "hits of epoch 1", figures.hits(first))
                 for epoch in (2, 3):
@@ -241,7 +265,11 @@ class Measuring:
                 found.append(self.job(spoke, Asked("streams", "", "", size_bytes=self.size_bytes, streams=streams)))
                 self.end(spoke)
         pairs = list(zip(runs[16], runs[1], strict=True))
-        self.say("streams", "one: rate / link", median(self.size_bytes / one["took_s"] for one in runs[1]) / self.rate_bytes_per_s)
+        self.say(
+            "streams",
+            "one: rate / link",
+            median(self.size_bytes / one["took_s"] for one in runs[1]) / self.rate_bytes_per_s,
+        )
         whole = median(one["took_s"] / many["took_s"] for many, one in pairs)
         self.say("streams", "16 interleaved: rate / rate of one", whole, least=0.8)
         after = median(many["rate_after_start"] / one["rate_after_start"] for many, one in pairs)
@@ -252,14 +280,18 @@ LOADS = ("sweep", "recipes", "plan", "again", "anew", "streams")
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.foresight", description="What fetching ahead is worth on a real mount.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.foresight", description="What fetching ahead is worth on a real mount."
+    )
     add_link_flags(parser)
     parser.set_defaults(rate=37.5e6)
     parser.add_argument("--size", type=parse_size, default=96 * MIB, help="of the data (default 96MiB)")
     parser.add_argument("--loads", default=",".join(LOADS), help=f"of {', '.join(LOADS)} (default all)")
     parser.add_argument("--workers", type=lambda text: [int(word) for word in text.split(",")], default=list(SWEEP_WORKERS),
                         help="of the sweeps (default 1,4,16,64)")  # fmt: skip
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has torch, megatron-core and mosaicml-streaming")
+    parser.add_argument(
+        "--python", default=sys.executable, help="an interpreter that has torch, megatron-core and mosaicml-streaming"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "bench/out/foresight", help="where the JSON goes")
     parser.add_argument("--keep", action="store_true", help="keep the lab's directory")
     arguments = parser.parse_args()
@@ -279,7 +311,9 @@ def show(found: Sequence[Figure], console: Console) -> None:
         table.add_column(column, justify="right" if column == "value" else "left")
     for figure in found:
         value = "never" if figure.value is None else f"{figure.value:.3f}"
-        table.add_row(figure.load, figure.what, value, figure.target, {True: "met", False: "MISSED", None: ""}[figure.is_met])
+        table.add_row(
+            figure.load, figure.what, value, figure.target, {True: "met", False: "MISSED", None: ""}[figure.is_met]
+        )
     console.print(table)
 
 
@@ -293,7 +327,9 @@ def main() -> int:
         measuring = Measuring(lab, arguments, console)
         measuring.make_data(arguments.loads)
         lab.start_hub(DATASET, measuring.data, LinkShape(arguments.rtt, arguments.rate), arguments.link)
-        console.print(f"  {describe(LinkShape(arguments.rtt, arguments.rate))}, {lab.link_kind}; {os.cpu_count()} cores")
+        console.print(
+            f"  {describe(LinkShape(arguments.rtt, arguments.rate))}, {lab.link_kind}; {os.cpu_count()} cores"
+        )
         for load in arguments.loads:
             getattr(measuring, load)()
         show(measuring.figures, console)

@@ -2,7 +2,7 @@
 
 A PyTorch DataLoader over records of a file, or a loader library's own data set, with a step that takes ``step_s``; or streams that one
 thread reads by turns from one descriptor. Prints one line of JSON: the time of each batch and of the wait for it, a checksum of all that
-was read, and what the spoke counted up to the end of batch ``mark`` and to the end.
+was read, and what the spoke counted up to batch 2, up to where the loader has filled its queue and emptied it once, and to the end.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MARK_BATCHES = 2
+LOADER_BATCHES = 2
+"""A worker of a DataLoader is asked for so many ahead; twice that much later the first rush is over."""
 STREAM_READ_BYTES = 128 * 1024
 STREAM_START_BYTES = 1 << 20
 """Of each stream: until then it is found, and its window grows."""
@@ -143,6 +145,8 @@ def run_batches(asked: Asked) -> dict[str, Any]:
     loader = LOADERS[asked.kind](asked)
     before = scrape(asked)
     marked: dict[str, float] = {}
+    settled: dict[str, float] = {}
+    settled_batches = 2 * LOADER_BATCHES * max(1, asked.workers)
     batch_s: list[float] = []
     wait_s: list[float] = []
     digest = hashlib.sha256()
@@ -153,6 +157,8 @@ def run_batches(asked: Asked) -> dict[str, Any]:
         digest.update(repr(list(batch)).encode())
         if number == MARK_BATCHES:
             marked = scrape(asked)
+        if number == settled_batches:
+            settled = scrape(asked)
         if (left_s := now_s + asked.step_s - time.monotonic()) > 0:
             time.sleep(left_s)
         batch_s.append(time.monotonic() - last_s)
@@ -160,7 +166,7 @@ def run_batches(asked: Asked) -> dict[str, Any]:
         if number == asked.batches:
             break
     return {"batch_s": batch_s, "wait_s": wait_s, "took_s": last_s - began_s, "digest": digest.hexdigest(),
-            "before": before, "marked": marked or before, "after": scrape(asked)}  # fmt: skip
+            "before": before, "marked": marked or before, "settled": settled or marked or before, "after": scrape(asked)}  # fmt: skip
 
 
 def run_streams(asked: Asked) -> dict[str, Any]:

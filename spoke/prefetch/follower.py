@@ -40,6 +40,7 @@ _VAIN_EVERY = 8
 _FORGET_EVERY = 1024
 _QUIET_MAX_BYTES = 4 * EXTENT_BYTES
 _WRAP_SHARE = 4
+_GONE_SHARE = 8
 _WRAP_BYTES_SHARE = 24
 
 
@@ -399,6 +400,7 @@ class Follower:
         else:
             self.gate.refunded(cost_bytes)
         item.state = State.READ
+        item.cursor.used_at_read = self._reads
         self._marks.set(item.cursor.lane, item.position, read=True)
 
     def _leave_behind(self, cursor: Cursor) -> None:
@@ -460,7 +462,7 @@ class Follower:
         self._add(cursor)
 
     def _add(self, cursor: Cursor) -> None:
-        cursor.seen_at_read = self._reads
+        cursor.seen_at_read = cursor.used_at_read = self._reads
         self._cursors.append(cursor)
         if len(self._cursors) > limits.ORDER_CURSORS_MAX:
             self._give_up(min(self._cursors, key=lambda known: known.seen_at_read))
@@ -585,8 +587,11 @@ class Follower:
         """Half a lane later those who were at its end are gone; what they marked as read is still to come."""
         cursor.is_later_pass = False
         self._came_again = True
+        # In a short lane those who were at its end are gone sooner.
+        lane_steps = self.order.length(cursor.lane) - self.order.first(cursor.lane)
+        patience = min(limits.ORDER_IDLE_READS // 2, lane_steps // _GONE_SHARE)
         for other in [other for other in self._cursors if other.lane == cursor.lane and other is not cursor]:
-            if self._is_past_middle(other) and other.seen_at_read + limits.ORDER_IDLE_READS // 2 < self._reads:
+            if self._is_past_middle(other) and other.used_at_read + patience < self._reads:
                 self._give_up(other)
         if not any(other.lane == cursor.lane and other.front > cursor.front for other in self._cursors):
             self._marks.clear_from(cursor.lane, cursor.next_position)

@@ -98,10 +98,7 @@ class Following:
         for follower in self._followers.values():
             if follower.has_plans:
                 return True
-        for follower in self._recordings.values():
-            if follower.has_plans:
-                return True
-        return False
+        return any(follower.has_plans for follower in self._recordings.values())
 
     @property
     def active_count(self) -> int:
