@@ -25,14 +25,14 @@ from rich.table import Table
 
 from bench.flags import positive
 from bench.path import ROOT
+from bench.replay.evictors import make_evictor
 from bench.replay.pages import Scale
 from bench.replay.patterns import expand, make
 from bench.replay.predictors import Planned
 from bench.replay.runs import world_for
-from bench.replay.evictors import make_evictor
 from bench.replay.simulator import Simulation
-from common.terminal import EXIT_USAGE
 from common.errors import UsageError
+from common.terminal import EXIT_USAGE
 from spoke.prefetch.planner import Planner
 
 RTT_S, RATE_BYTES_PER_S, LOAD, CACHE_SHARE = 0.06, 125e6, 0.5, 0.25

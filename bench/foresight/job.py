@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 MARK_BATCHES = 2
 LOADER_BATCHES = 2
@@ -97,8 +97,8 @@ def megatron_loader(asked: Asked) -> Iterable[Any]:
         vocab_size = 50_000
         eod = eos = 0
         pad = -1
-        special_tokens_dict: dict[str, int] = {}
-        unique_identifiers = {"class": "bench"}
+        special_tokens_dict: ClassVar[dict[str, int]] = {}
+        unique_identifiers: ClassVar[dict[str, str]] = {"class": "bench"}
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{asked.work}/rendezvous", rank=0, world_size=1)
     config = GPTDatasetConfig(

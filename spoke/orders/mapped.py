@@ -59,7 +59,10 @@ class FileTable(Sequence[FileFacts]):
 
 
 class MappedOrder:
-    """An :class:`~spoke.prefetch.orders.Order`; make it with :func:`open_order`. ``meta``: its maker's notes. ``reader``: one of them, None if they do not say."""
+    """An :class:`~spoke.prefetch.orders.Order`; make it with :func:`open_order`. ``meta``: its maker's notes.
+
+    ``reader``: one of them, None if they do not say.
+    """
 
     def __init__(self, view: memoryview, header: Header, segments: Sequence[tuple[int, int]]) -> None:
         about = decode_about(bytes(view[header.about_at : header.total_bytes]))
