@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 PY := $(VENV)/bin/python
 ARGS ?=
 
-.PHONY: help setup demo experiment test slow test-slow check lint types arch bench replay fuzz chaos clean
+.PHONY: help setup demo experiment test slow test-slow check lint types arch bench replay fuzz sim chaos release clean
 
 help: ## list these words
 	@if [ -t 1 ] && [ -z "$${NO_COLOR:-}" ]; then on=$$'\033[36m' off=$$'\033[0m'; else on= off=; fi
@@ -65,8 +65,14 @@ replay: $(READY) ## what fetching ahead is worth: all access patterns x policies
 fuzz: $(READY) ## property tests with fresh seeds and FACTOR times their examples (default 50)
 	@HEADRACE_FUZZ_FACTOR=$${FACTOR:-50} $(PY) -m pytest -p bench.fuzz -q $(ARGS)
 
+sim: $(READY) ## the whole system in one process, faults and all, seed after seed (SEED=7 replays one; ARGS="--for 5m" or "--seeds 100")
+	@$(PY) -m bench.simulation $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 chaos: $(READY) ## everything breaks, every byte is checked: 30 minutes (ARGS="--for 5m --seed 7 --faults wire_reset,hub_killed")
 	@$(PY) -m bench.chaos $(ARGS)
+
+release: $(READY) ## source distribution, wheel, notes and sums of the version that CHANGELOG.md begins with, in dist/
+	@$(PY) deploy/release.py dist $(ARGS)
 
 clean: ## remove .venv, caches and results
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache bench/out

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 import uuid
@@ -69,12 +70,14 @@ def why_no_mount() -> str | None:
 
 
 def raise_on_sigterm() -> None:
-    """Make SIGTERM an exception, so that what ``with`` holds is cleaned up."""
+    """Make SIGTERM, and SIGHUP where it is not ignored, an exception, so that what ``with`` holds is cleaned up."""
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(143)
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup wants it to go on
+        signal.signal(signal.SIGHUP, stop)
 
 
 def ready(console: Console, parse: Callable[[], Namespace]) -> Namespace | None:
@@ -115,6 +118,9 @@ class Lab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # A second Ctrl-C must not leave a mount behind.
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
         try:
             for mountpoint in list(self._mounts):
                 self._take_away(mountpoint)
@@ -125,6 +131,8 @@ class Lab:
             self._end_marked()
             if not self.keep:
                 shutil.rmtree(self.directory, ignore_errors=True)
+            if before is not None:
+                signal.signal(signal.SIGINT, before)
 
     # --- the parts ---------------------------------------------------------------------------------------
 
@@ -180,6 +188,17 @@ class Lab:
         if mounts_at(str(spoke.mountpoint)):
             raise LabError(f"{spoke.mountpoint} is still mounted after umount")
         self._mounts.remove(spoke.mountpoint)
+
+    def abandon(self, spoke: Spoke) -> None:
+        """Take a mount away after something failed: by the command if it works, else by force; its cache too."""
+        self._take_away(spoke.mountpoint)
+        if spoke.mountpoint in self._mounts:
+            self._mounts.remove(spoke.mountpoint)
+        self.drop(spoke)
+
+    @property
+    def hub_runs(self) -> bool:
+        return self._hub is not None and self._hub.poll() is None
 
     @property
     def way(self) -> Way:

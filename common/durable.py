@@ -18,8 +18,18 @@ def replace_file(path: Path, text: str) -> None:
         file.flush()
         os.fsync(descriptor)
     os.replace(fresh, path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """What is at ``path`` is on the disk after this, and so is its name. Blocks for the disk. Raises OSError."""
+    _sync(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)

@@ -598,6 +598,18 @@ LOG_MAX_BYTES = 4 * 1024 * 1024
 LOG_KEPT_S = 7 * 24 * 3600.0
 """How long the log of a spoke that is gone is kept for whoever wants to know why. Remove."""
 
+METRICS_PORT_RETRY_S = 2.0
+"""How often a spoke whose metrics port another one of the host has tries to get it: so long its figures are missing when that one ends."""
+
+METRICS_ASK_TIMEOUT_S = 1.0
+"""For the figures of another mount at this port, all asked at once; below any scrape timeout. Go on without: it is shown as silent."""
+
+METRICS_ANSWER_MAX_BYTES = 4 * 1024 * 1024
+"""One answer of figures, or of a page with its hour of curves, some 100 KB. Refuse: it counts as not answering."""
+
+METRICS_MOUNTS_MAX = 64
+"""Mounts at one metrics port, 80 series each. Those that come later in the order of their paths are left out."""
+
 RUNTIME_FILE_SWEPT_AFTER_S = 60.0
 """Sockets and records of dead spokes younger than this are left alone: their spoke may just be starting."""
 
@@ -830,6 +842,9 @@ ORDER_FILES_KNOWN_MAX = 16_384
 
 STALL_ROWS_MAX = 256
 """Processes, cgroups and files whose stall seconds are kept apart (some 5 KB each when busy). The least is added to the others."""
+
+STALL_RANKS_MAX = 32
+"""Ranks with a series of their own in the metrics: twice the GPUs of a host. The least gives way."""
 
 STALL_MINUTES = 10
 STALL_MINUTE_ROWS_MAX = 128

@@ -6,21 +6,26 @@ fails a read: a taken port is logged and the daemon goes on without it.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from common.errors import HeadraceError, UsageError
 from common.log import get_logger
 from common.units import format_address
 from common.web import HEADERS, Page
+
+if TYPE_CHECKING:  # a third of a second, which a mount need not wait for: imported where it listens
+    from aiohttp import web
 
 log = get_logger(__name__)
 
@@ -57,6 +62,18 @@ class TableCollector(Collector, Generic[OwnerT]):
             yield family
 
 
+async def preload() -> Any:
+    """The HTTP library: read in a thread, so that nobody waits for it."""
+    return await asyncio.to_thread(import_module, "aiohttp.web")
+
+
+class Shared(Protocol):
+    """Who answers in place of one daemon alone, where several share a port; ``mount``: whose page is asked for."""
+
+    async def exposition(self) -> bytes: ...
+    async def page(self, what: str, mount: str | None) -> Mapping[str, Any]: ...
+
+
 class HttpPages:
     """Serves the pages on one address. ``health`` gives (ok, facts); ``status`` the daemon's own picture; ``page`` is for people."""
 
@@ -66,7 +83,9 @@ class HttpPages:
         health: Callable[[], tuple[bool, Mapping[str, Any]]],
         status: Callable[[], Mapping[str, Any]],
         page: Page | None = None,
+        shared: Shared | None = None,
     ) -> None:
+        self._shared = shared
         self._registry = registry
         self._health = health
         self._status = status
@@ -74,8 +93,9 @@ class HttpPages:
         self._runner: web.AppRunner | None = None
         self.address: tuple[str, int] | None = None
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen; a port that cannot be had is logged, not raised."""
+    async def start(self, host: str, port: int, *, complain: bool = True) -> bool:
+        """Listen; a port that cannot be had is logged (unless the caller has a better word for it), not raised."""
+        web = await preload()
         app = web.Application()
         app.add_routes(
             [
@@ -92,13 +112,14 @@ class HttpPages:
             await web.TCPSite(runner, host, port, shutdown_timeout=1.0).start()
         except OSError as error:
             await runner.cleanup()
-            log.error(
-                "metrics port not available, going on without it", address=format_address(host, port), error=str(error)
-            )
-            return
+            if complain:
+                where = format_address(host, port)
+                log.error("metrics port not available, going on without it", address=where, error=str(error))
+            return False
         self._runner = runner
         self.address = (host, runner.addresses[0][1])
         log.info("metrics", address=format_address(*self.address))
+        return True
 
     async def close(self) -> None:
         if self._runner is not None:
@@ -107,23 +128,52 @@ class HttpPages:
 
     async def _serve_page(self, _request: web.Request) -> web.Response:
         assert self._page is not None
-        return web.Response(text=self._page.html, content_type="text/html", charset="utf-8", headers=HEADERS)
+        return _answer(self._page.html, "text/html", headers=HEADERS)
 
-    async def _serve_live(self, _request: web.Request) -> web.Response:
+    async def _serve_live(self, request: web.Request) -> web.Response:
         assert self._page is not None
-        text = json.dumps(self._page.facts(), separators=(",", ":"), allow_nan=False)
-        return web.Response(text=text, content_type="application/json", headers=HEADERS)
+        try:
+            facts = (
+                self._page.facts()
+                if self._shared is None
+                else await self._shared.page("live", request.query.get("mount"))
+            )
+        except HeadraceError as error:
+            return _refusal(error)
+        text = json.dumps(facts, separators=(",", ":"), allow_nan=False)
+        return _answer(text, "application/json", headers=HEADERS)
 
     async def _serve_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        body = generate_latest(self._registry) if self._shared is None else await self._shared.exposition()
+        return _answer(body.decode(), CONTENT_TYPE_PLAIN_0_0_4)
 
     async def _serve_health(self, _request: web.Request) -> web.Response:
         ok, facts = self._health()
         return _json(facts, status=200 if ok else 503)
 
-    async def _serve_status(self, _request: web.Request) -> web.Response:
-        return _json(self._status())
+    async def _serve_status(self, request: web.Request) -> web.Response:
+        if self._shared is None:
+            return _json(self._status())
+        try:
+            return _json(await self._shared.page("status", request.query.get("mount")))
+        except HeadraceError as error:
+            return _refusal(error)
+
+
+def _answer(
+    text: str, content_type: str, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    from aiohttp import web
+
+    kind, _, _rest = content_type.partition(";")
+    full = content_type if _rest else f"{kind}; charset=utf-8"
+    return web.Response(body=text.encode(), status=status, headers={**(headers or {}), "Content-Type": full})
 
 
 def _json(value: Mapping[str, Any], status: int = 200) -> web.Response:
-    return web.Response(text=json.dumps(value, indent=1) + "\n", content_type="application/json", status=status)
+    return _answer(json.dumps(value, indent=1) + "\n", "application/json", status=status)
+
+
+def _refusal(error: HeadraceError) -> web.Response:
+    """404: there is no such mount here; 503: it does not answer."""
+    return _json({"error": str(error)}, status=404 if isinstance(error, UsageError) else 503)

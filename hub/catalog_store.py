@@ -107,7 +107,7 @@ class CatalogWriter:
     def _judge(self, observed: Sequence[Listing], evidence: Evidence) -> Judgement:
         now = {join_path(listing.path, name): facts for listing in observed for name, facts in listing.entries.items()}
         before: dict[bytes, Known] = {}
-        for path in evidence.named_paths() | now.keys():
+        for path in sorted(evidence.named_paths() | now.keys()):
             known = self.known(path)
             if known is not None:
                 before[path] = known
@@ -117,7 +117,7 @@ class CatalogWriter:
             if facts is not None and facts.kind == FILE and facts.link_count > 1
         }
         linked = {key: self._names_of(key) for key in several}
-        for path in set().union(*linked.values()) - before.keys():
+        for path in sorted(set().union(*linked.values()) - before.keys()):
             known = self.known(path)
             if known is not None:
                 before[path] = known

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from common import limits
-from common.config import Address, DurationS, Settings, checked, parse_dataset_name
+from common.config import Address, DurationS, checked, parse_dataset_name
 from common.errors import UsageError
 from common.serving.access import Access, parse_access
 from common.serving.packing import Compression
 from common.serving.weights import Weights, parse_weights
-from common.tls import TlsFiles, tls_files
+from common.tls_settings import TlsSettings
 from hub.timetable import Timetable, parse_timetable, parse_zone
 
 DEFAULT_PORT = 7420
@@ -35,13 +35,12 @@ def default_state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "headrace-hub"
 
 
-class HubSettings(Settings):
+class HubSettings(TlsSettings):
     """``rate_limit``: over all spokes, by the hour (:mod:`hub.timetable`), in the time of ``rate_limit_zone``: ``local``, ``UTC`` or
     a name like Europe/Berlin. ``weights``: a spoke's identity to its share (:mod:`common.serving.weights`).
     ``rescan_interval``: seconds, 0 = inotify only.
     ``workers``: processes that serve, 1 = this one alone.
-    ``tls_cert``, ``tls_key``, ``tls_ca``: together, speak TLS with spokes whose certificates lead to that CA. ``token_file``: ask for the
-    token in it. ``insecure``: listen anywhere with neither. ``identities``: who may read what (:mod:`common.serving.access`).
+    ``insecure``: listen anywhere with neither certificates nor token. ``identities``: who may read what (:mod:`common.serving.access`).
     ``audit_log``: a file for who opened what, ``-``: with the log.
     ``compression``: ``auto`` (where the link is the bottleneck and it shrinks), ``on`` (whatever shrinks) or ``off``.
     """
@@ -53,10 +52,6 @@ class HubSettings(Settings):
     rate_limit: Annotated[Timetable, checked(parse_timetable)] = Timetable(())
     rate_limit_zone: str = "local"
     weights: Annotated[Weights, checked(parse_weights)] = Weights()
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
-    token_file: Path | None = None
     insecure: bool = False
     identities: Annotated[Access, checked(parse_access)] = Access()
     audit_log: str = ""
@@ -65,18 +60,6 @@ class HubSettings(Settings):
     compression: Compression = Compression.AUTO
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
-
-    @property
-    def tls(self) -> TlsFiles | None:
-        return tls_files(self.tls_cert, self.tls_key, self.tls_ca)
-
-    @model_validator(mode="after")
-    def _tls_together(self) -> Self:
-        try:
-            tls_files(self.tls_cert, self.tls_key, self.tls_ca)
-        except UsageError as error:
-            raise ValueError(str(error)) from None
-        return self
 
     @field_validator("rate_limit_zone")
     @classmethod

@@ -163,7 +163,7 @@ class Scanner:
     def observe_paths(self, paths: set[bytes]) -> list[Listing]:
         """Look at exactly these names; where their directory is gone, at the nearest name above that tells. Parents first."""
         names: dict[bytes, set[bytes]] = {}
-        for path in paths:
+        for path in sorted(paths):
             if path:
                 parent, name = split_path(path)
                 names.setdefault(parent, set()).add(name)

@@ -170,6 +170,10 @@ class Watcher:
     def _turn(self) -> None:
         """Wait for an event, a request or a time that is due, and act on it."""
         self._wait()
+        self._look()
+
+    def _look(self) -> None:
+        """Act on what has come and on what is due."""
         self._events.drain()
         self._take_requests()
         now_s = self._clock()

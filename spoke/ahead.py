@@ -162,10 +162,10 @@ class Ahead:
     def _pump(self) -> None:
         """Ask for what is planned, within what may be under way at once."""
         planner, fetcher, client = self._planner, self._fetcher, self._client
-        if planner is None or not planner.has_plans or fetcher is None or client is None or client.link_count == 0:
+        if planner is None or not planner.has_plans or fetcher is None or client is None or len(client.links.up) == 0:
             return
-        if client.rtt_s is not None:
-            planner.link(client.rtt_s, client.rate_bytes_per_s)
+        if client.links.rtt_s is not None:
+            planner.link(client.links.rtt_s, client.links.rate_bytes_per_s)
         # What the link needs in flight is one thing, what waits for the disk another: scattered pieces are written slowly,
         # and would else leave nothing to ask for on a link that wants little.
         asked_bytes = fetcher.prefetch_outstanding_bytes

@@ -205,7 +205,7 @@ class Answers:
         if not self._spoke.replica.can_accept:
             raise HeadraceError(
                 "the hub is suspicious, but since this spoke started it has not shown its names yet "
-                f"({self._spoke.client.in_words()}); try again when it has"
+                f"({self._spoke.client.links.in_words()}); try again when it has"
             )
 
     def _check_still(self, suspicion: Suspicion) -> None:

@@ -15,13 +15,13 @@ from common import limits
 from common.errors import HeadraceError, UsageError
 from common.terminal import exit_codes
 from common.units import format_size
-from spoke import warm_cli
+from spoke import purge_cli, verify_cli, warm_cli
 from spoke.asking import Mountpoint, ask
 from spoke.fuse.mountpoint import locate
 from spoke.selection import below
 
 app = typer.Typer(
-    help="What of the dataset is on this host's cache disk: list it, sum it up, keep it, take it out.",
+    help="What of the dataset is on this host's cache disk: list it, sum it up, keep it, check it, take it out.",
     no_args_is_help=True,
 )
 Paths = Annotated[list[str] | None, typer.Argument(help="Files or directories below the mount. [default: all]")]
@@ -112,6 +112,8 @@ def evict(mountpoint: Mountpoint, paths: Annotated[list[str], typer.Argument(hel
 
 app.command("pin")(warm_cli.pin)
 app.command("unpin")(warm_cli.unpin)
+app.command("purge")(purge_cli.purge)
+app.command("verify")(verify_cli.verify)
 
 
 def render_sizes(facts: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from common import __version__
 from common.terminal import EXIT_FAILED, exit_codes, warn
-from spoke import cache_cli, explain_cli, look_cli, plan_cli, purge_cli, verify_cli, warm_cli
+from spoke import cache_cli, estimate_cli, explain_cli, look_cli, plan_cli, purge_cli, verify_cli, warm_cli
 from spoke.asking import Mountpoint, untouched_path
 from spoke.asking import ask as _ask
 from spoke.places import runtime_dir
@@ -259,6 +259,7 @@ app.command()(warm_cli.pin)
 app.command()(warm_cli.unpin)
 app.command()(purge_cli.purge)
 app.command()(verify_cli.verify)
+app.command()(estimate_cli.estimate)
 
 
 @app.command()
@@ -281,19 +282,39 @@ def doctor(
     rate: Annotated[
         str | None, typer.Option(help="The link, for example 10gbit. [default: the mount's best, at least 1gbit]")
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="What to show the hub, as for mount. [default: the mount's]")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="CA certificates that the hub's must lead to.")] = None,
+    tls_name: Annotated[
+        str | None, typer.Option(help="The name the hub's certificate must have. [default: the host of --hub]")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="The token to prove. [default: the mount's]")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The mount's TOML file: hub, dataset, cache and what to show the hub.")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show in full what is fine as well.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look at kernel, TCP limits, cache disk, mount and hub: what each costs on this path, and how to mend it.
 
-    Works with the spoke dead, the hub dead or the mount stuck, in less than ten seconds. Exit 1 if something is a problem.
+    Works with the spoke dead, the hub dead or the mount stuck, in less than ten seconds. Exit 1 if something is a problem. The hub is
+    shown what the mount shows it: from these flags, the running mount, the environment (HEADRACE_...) or --config.
+
+    \b
+    Examples:
+      headrace-spoke doctor /mnt/c4
+      headrace-spoke doctor --config /etc/headrace/c4.toml --rate 10gbit
     """
     from common import runtime
+    from common.log import configure
     from common.units import parse_duration, parse_rate
     from spoke.doctor import report
     from spoke.doctor.examine import Asked, examine
     from spoke.doctor.findings import Level
 
+    configure("critical", "console")  # what it has to say is a finding
     asked = Asked(
         mountpoint,
         hub,
@@ -301,6 +322,9 @@ def doctor(
         cache_dir,
         parse_duration(rtt) if rtt is not None else None,
         parse_rate(rate) if rate is not None else None,
+        {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca, "tls_name": tls_name, "token_file": token_file},
+        os.environ,
+        config,
     )
     began_s = runtime.now_s()
     facts, findings = examine(asked, runtime_dir(), runtime.now_s)

@@ -9,8 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from common.config import Address, DatasetName, DurationS, Settings, SizeBytes, checked
-from common.errors import UsageError
+from common.config import Address, DatasetName, DurationS, SizeBytes, checked
 from common.limits import (
     LABEL_MAX_BYTES,
     LEARN_MEMORY_BYTES,
@@ -19,7 +18,7 @@ from common.limits import (
     READAHEAD_MAX_KIB,
     READAHEAD_MIN_KIB,
 )
-from common.tls import TlsFiles, tls_files
+from common.tls_settings import TlsSettings
 from common.units import format_address, format_size, parse_address, parse_rate, parse_size
 
 DEFAULT_HUB_PORT = 7420
@@ -58,7 +57,7 @@ def _read_ahead(text: str) -> str:
     return text
 
 
-class SpokeSettings(Settings):
+class SpokeSettings(TlsSettings):
     """Sizes in bytes, durations in seconds.
 
     ``cache_size`` 0: four fifths of the disk it is on. ``cache_free_floor``: never leave the disk with
@@ -70,8 +69,7 @@ class SpokeSettings(Settings):
     ``strict`` (it is asked at each open). ``record``: a file to write down every open, READ and close in (TRACE.md).
     ``read_ahead``: the kernel's, in KiB, or ``auto``: chosen by what is read. ``scrub_rate``: bytes/s of the cache compared
     with their digests again, 0: none.
-    ``tls_cert``, ``tls_key``, ``tls_ca``: together, speak TLS with a hub whose certificate leads to that CA and is for ``tls_name``
-    (default: the host of ``hub``). ``token_file``: prove to the hub that we have the token in it, as it must to us.
+    ``tls_name``: whom the hub's certificate must be for (default: the host of ``hub``).
     ``retention``: what is cached of files that the hub has no more, or of a dataset that it no longer gives, is erased after so long;
     0: when room is needed.
     """
@@ -102,11 +100,7 @@ class SpokeSettings(Settings):
     consistency: Literal["lease", "strict"] = "lease"
     read_ahead: Annotated[str, checked(_read_ahead)] = "auto"
     umask: Annotated[int, Field(ge=0, le=0o777)] = 0o022
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
     tls_name: Annotated[str, Field(max_length=253)] = ""
-    token_file: Path | None = None
     retention: DurationS = 86400.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
@@ -121,21 +115,13 @@ class SpokeSettings(Settings):
             )
         return self
 
-    @property
-    def tls(self) -> TlsFiles | None:
-        return tls_files(self.tls_cert, self.tls_key, self.tls_ca)
-
     @model_validator(mode="after")
-    def _tls_together(self) -> Self:
-        try:
-            tls = self.tls
-        except UsageError as error:
-            raise ValueError(str(error)) from None
-        if self.tls_name and tls is None:
+    def _name_of_whom(self) -> Self:
+        if self.tls_name and self.tls is None:
             raise ValueError("tls-name says whose certificate the hub must show: it needs tls-cert, tls-key and tls-ca")
         return self
 
-    @field_validator("cache_dir", "record", "tls_cert", "tls_key", "tls_ca", "token_file")
+    @field_validator("cache_dir", "record")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         """As ``status`` shows it to people in other directories; a link in it is left as it is."""

@@ -26,7 +26,7 @@ from common.config import Loaded
 from common.entries import Entry
 from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, UsageError
 from common.log import get_logger
-from common.metrics import HttpPages, TableCollector
+from common.metrics import HttpPages, TableCollector, preload
 from common.runtime import cancel_and_wait
 from common.units import parse_address
 from spoke import control
@@ -73,6 +73,7 @@ from spoke.prefetch.succession import OrderRecorder
 from spoke.reads import Handle, Reads
 from spoke.recorder import Recorder, Recording
 from spoke.retention import Retention
+from spoke.shared_port import SharedPort
 from spoke.verify import Verifying
 from spoke.warming import Warming
 from spoke.worker import Handed, SupervisorLine, give_up_mount
@@ -143,7 +144,7 @@ class Spoke:
         store.on_gone = self._blocks_gone
         self.recorder = Recorder(settings.record, clock) if settings.record is not None else None
         observer = self.ahead if self.recorder is None else Recording(self.recorder, self.ahead)
-        self.long_waits = LongWaits(clock, self.client.in_words)
+        self.long_waits = LongWaits(clock, self.client.links.in_words)
         self.confirming = Confirming(
             self.tree, self.replica, self.client, self.follower, self.long_waits, settings.read_timeout or None
         )
@@ -176,19 +177,29 @@ class Spoke:
             self.pins,
             clock,
             order=self.ahead.order,
-            link_rate=lambda: self.client.rate_bytes_per_s,
+            link_rate=lambda: self.client.links.rate_bytes_per_s,
         )
         self.cache_files = CacheFiles(self.tree, store, self.fetcher.recent)
         self.device: Device | None = None
         self.operations: Operations[Handle] | None = None
         self.facts = Facts(self)
-        registry = CollectorRegistry()
-        registry.register(TableCollector(METRICS, self))
-        self.pages = HttpPages(registry, self.facts.health, self.status, spoke_page(self.status, self.insight.page))
+        self.shared_port = self._open_pages()
         self._stop = asyncio.Event()
         answers = Answers(self, self._stop.set)
-        self.control = control.ControlServer(control.socket_path(runtime_dir(), mountpoint), answers.commands())
+        self.control = control.ControlServer(
+            control.socket_path(runtime_dir(), mountpoint),
+            {**answers.commands(), "figures": self.shared_port.figures, "live": self.shared_port.live},
+        )
         self._upkeep: list[asyncio.Task[None]] = []
+
+    def _open_pages(self) -> SharedPort:
+        """The figures and pages, at a port that other spokes of this host may share."""
+        registry = CollectorRegistry()
+        registry.register(TableCollector(METRICS, self))
+        page = spoke_page(self.status, self.insight.page)
+        shared = SharedPort(runtime_dir(), self.mountpoint, registry, self.status, page.facts)
+        self.pages = HttpPages(registry, self.facts.health, self.status, page, shared)
+        return shared
 
     def _look_ahead(self, settings: SpokeSettings) -> None:
         """Who foresees reads: the planner, its hands, the orders it follows, and who learns them."""
@@ -272,6 +283,7 @@ class Spoke:
         if self.suspicious is not None:
             log.error("hub suspicious since before this start: the old names are kept", seen=str(self.suspicious))
         await self.journal.__aenter__()
+        preloading = asyncio.create_task(preload(), name="preload")  # while the hub is on its way to answer
         self.follower.start()
         self.fetcher.start()
         self.client.start()
@@ -288,7 +300,8 @@ class Spoke:
         await self.learner.start()
         await self._mount()
         await self.control.start()
-        await self.pages.start(*self._metrics_address())
+        await preloading
+        await self.shared_port.start(self.pages, *self._metrics_address())
         self._upkeep.append(asyncio.create_task(self._keep_house(), name="housekeeping"))
         self._upkeep.append(asyncio.create_task(self._take_samples(), name="samples"))
 
@@ -297,7 +310,7 @@ class Spoke:
         connect_timeout_s = self.loaded.settings.connect_timeout
         if not self.replica.usable:
             try:
-                await self.client.first_contact(connect_timeout_s)
+                await self.client.links.first_contact(connect_timeout_s)
             except HubUnreachable as error:
                 raise NoHubYet(f"{error}; no names are on disk yet, so there is nothing to show") from None
             await self.follower.usable(connect_timeout_s)
@@ -308,7 +321,7 @@ class Spoke:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(connect_timeout_s, limits.FRESH_NAMES_WAIT_S)):
                 await self.follower.until(lambda: self.replica.feed is Feed.FOLLOWING)
-        if not self.client.connected:
+        if not self.client.links.connected:
             log.warning("the hub does not answer; serving the names and blocks on disk", revision=self.tree.revision)
 
     async def _mount(self) -> None:
@@ -402,6 +415,7 @@ class Spoke:
             await self.device.close()
         elif self.handed is not None:
             give_up_mount(self.handed)
+        await self.shared_port.close()
         await self.pages.close()
         await self.learner.close()
         await self.warming.close()
@@ -445,7 +459,7 @@ class Spoke:
                     "stall_seconds": self.counts.stall_s,
                     "cache_used_bytes": float(usage.used_bytes),
                     "cache_capacity_bytes": float(usage.capacity_bytes),
-                    "rtt_seconds": self.client.rtt_s or 0.0,
+                    "rtt_seconds": self.client.links.rtt_s or 0.0,
                     "revision": float(self.tree.revision),
                     **self.insight.stats(),
                 }
@@ -457,7 +471,7 @@ class Spoke:
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
                 await self.retention.tend(
-                    self.tree.is_live, self.reads.is_open, self.client.refusal, self.client.connected
+                    self.tree.is_live, self.reads.is_open, self.client.links.refusal, self.client.links.connected
                 )
             self.mending.tend()
             await self.store.tend()

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from common import __version__, runtime
 from common.config import Loaded
-from common.metrics import HttpPages
 from common.units import format_address
 from spoke.ahead import Ahead
 from spoke.config import SpokeSettings
@@ -28,6 +27,7 @@ from spoke.namespace.replica import Replica
 from spoke.orders.learner import Learner
 from spoke.pins import Pins
 from spoke.prefetch.planner import Planner
+from spoke.shared_port import SharedPort
 from spoke.warming import Warming
 from spoke.worker import SupervisorLine
 
@@ -60,8 +60,6 @@ class Shown(Measured, Protocol):
     @property
     def mountpoint(self) -> str: ...
     @property
-    def pages(self) -> HttpPages: ...
-    @property
     def pin(self) -> Pin | None: ...
     @property
     def pins(self) -> Pins: ...
@@ -69,6 +67,8 @@ class Shown(Measured, Protocol):
     def planner(self) -> Planner | None: ...
     @property
     def replica(self) -> Replica: ...
+    @property
+    def shared_port(self) -> SharedPort: ...
     @property
     def started_s(self) -> float: ...
     @property
@@ -84,7 +84,7 @@ class Facts:
     def health(self) -> tuple[bool, Mapping[str, Any]]:
         """Healthy while the mount answers; a hub that is away is a fact, not an illness of this daemon."""
         mounted = self._spoke.device is not None and self._spoke.device.negotiated is not None
-        return mounted, {"mounted": mounted, "hub_connected": self._spoke.client.connected}
+        return mounted, {"mounted": mounted, "hub_connected": self._spoke.client.links.connected}
 
     def status(self) -> Mapping[str, Any]:
         """The facts behind ``status``; sizes in bytes, times in seconds."""
@@ -92,6 +92,7 @@ class Facts:
         counts, usage, client = spoke.counts, spoke.store.usage(), spoke.client
         settings = spoke.loaded.settings
         staleness_s = spoke.staleness_s()
+        metrics = spoke.shared_port.address
         passthrough = spoke.device.passthrough.status() if spoke.device is not None else None
         notes = list(spoke.device.notes) if spoke.device is not None else []
         if usage.bypass is not None:
@@ -110,16 +111,17 @@ class Facts:
             "mountpoint": spoke.mountpoint,
             "dataset": settings.dataset,
             "uptime_s": runtime.now_s() - spoke.started_s,
-            "metrics": format_address(*spoke.pages.address) if spoke.pages.address is not None else None,
+            "metrics": format_address(*metrics) if metrics is not None else None,
+            "metrics_served_by": spoke.shared_port.served_by,
             "hub": {
                 "address": settings.hub,
-                "connected": client.connected,
-                "in_words": client.in_words(),
-                "error": str(client.last_error) if client.last_error is not None else None,
-                "rtt_s": client.rtt_s,
-                "rate_bytes_per_s": client.rate_bytes_per_s,
-                "received_bytes": client.wire_bytes_total,
-                "links": client.links(),
+                "connected": client.links.connected,
+                "in_words": client.links.in_words(),
+                "error": str(client.links.last_error) if client.links.last_error is not None else None,
+                "rtt_s": client.links.rtt_s,
+                "rate_bytes_per_s": client.links.rate_bytes_per_s,
+                "received_bytes": client.links.wire_bytes_total,
+                "links": client.links.facts(),
                 "tls": spoke.credentials.certificates is not None,
                 "token": spoke.credentials.token is not None,
                 "certificate_left_s": spoke.certificate_left_s()

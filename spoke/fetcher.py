@@ -315,8 +315,8 @@ class Fetcher:
             return False
         self._forget(flight)
         for want in needs:
-            flight.wants.discard(want)
-            want.flights.discard(flight)
+            flight.wants.pop(want, None)
+            want.flights.pop(flight, None)
         for want, need in needs.items():
             for blocks in need:
                 joined, gaps = self._flights.plan(flight.version, blocks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from common import runtime
 from common.metrics import Metric
@@ -20,6 +20,9 @@ from spoke.plans import Plans
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import ReadResult, Reads
 from spoke.retention import Retention
+
+if TYPE_CHECKING:
+    from spoke.insight.watch import Insight
 
 
 @dataclass(slots=True)
@@ -85,6 +88,8 @@ class Measured(Protocol):
     def retention(self) -> Retention: ...
     @property
     def suspicious(self) -> Suspicion | None: ...
+    @property
+    def insight(self) -> Insight: ...
     @property
     def memory_limit(self) -> MemoryLimit: ...
     def staleness_s(self) -> float: ...
@@ -160,7 +165,7 @@ METRICS: tuple[Metric[Measured], ...] = (
         "headrace_spoke_wan_received_bytes",
         "counter",
         "All bytes received from the hub: data, names, framing.",
-        lambda spoke: spoke.client.wire_bytes_total,
+        lambda spoke: spoke.client.links.wire_bytes_total,
     ),
     Metric(
         "headrace_spoke_fetched_bytes",
@@ -339,10 +344,29 @@ METRICS: tuple[Metric[Measured], ...] = (
         "headrace_spoke_replica_entries", "gauge", "Names in the mirrored tree.", lambda spoke: spoke.tree.entry_count
     ),
     Metric(
+        "headrace_spoke_answering",
+        "gauge",
+        "1 while the spoke of this mount answers; 0, shown by another at the same port, while it hangs or nobody serves the mount.",
+        lambda _spoke: 1.0,
+    ),
+    Metric(
+        "headrace_spoke_lost_seconds",
+        "counter",
+        "Seconds in which at least one reader waited for the hub, each counted once; up to 5 s behind.",
+        lambda spoke: spoke.insight.stalls.lost_s,
+    ),
+    Metric(
+        "headrace_spoke_rank_lost_seconds",
+        "counter",
+        "The same by rank of the job, for the ranks that lost most on this host; processes and files are in top and status.",
+        lambda spoke: spoke.insight.stalls.lost_by_rank(),
+        ("rank",),
+    ),
+    Metric(
         "headrace_spoke_hub_connected",
         "gauge",
         "1 while the control link to the hub is up.",
-        lambda spoke: float(spoke.client.connected),
+        lambda spoke: float(spoke.client.links.connected),
     ),
     Metric(
         "headrace_spoke_hub_suspicious",
@@ -366,6 +390,6 @@ METRICS: tuple[Metric[Measured], ...] = (
         "headrace_spoke_hub_rtt_seconds",
         "gauge",
         "Round trip to the hub without queues; NaN before the first.",
-        lambda spoke: spoke.client.rtt_s if spoke.client.rtt_s is not None else float("nan"),
+        lambda spoke: spoke.client.links.rtt_s if spoke.client.links.rtt_s is not None else float("nan"),
     ),
 )

@@ -14,6 +14,7 @@ from common.terminal import exit_codes
 from common.units import format_size
 from spoke import control
 from spoke.asking import ask, explained, untouched_path
+from spoke.completion import complete_mountpoint
 from spoke.fuse.mountpoint import locate
 from spoke.places import runtime_dir
 
@@ -23,7 +24,13 @@ PURGE_TIMEOUT_S = 600.0
 @exit_codes
 def purge(
     mountpoint: Annotated[
-        Path | None, typer.Argument(help="Of a running spoke.", parser=untouched_path, show_default=False)
+        Path | None,
+        typer.Argument(
+            help="Of a running spoke.",
+            parser=untouched_path,
+            show_default=False,
+            autocompletion=complete_mountpoint,
+        ),
     ] = None,
     paths: Annotated[list[str] | None, typer.Argument(help="Files or directories below the mount.")] = None,
     everything: Annotated[
@@ -34,7 +41,13 @@ def purge(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Erase cached blocks: they are fetched again when they are read. Says how much it was; exit 1 if some files must stay."""
+    """Erase cached blocks: they are fetched again when they are read. Says how much it was; exit 1 if some files must stay.
+
+    \b
+    Examples:
+      headrace-spoke purge /mnt/c4 train/old-shards
+      headrace-spoke purge --cache-dir /nvme/headrace --yes
+    """
     if (mountpoint is None) == (cache_dir is None):
         raise UsageError("give a mountpoint, or --cache-dir of a cache that no spoke uses")
     if cache_dir is not None:

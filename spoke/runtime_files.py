@@ -1,4 +1,4 @@
-"""What spokes leave in the runtime directory: sockets, mount records, logs of background spokes. Sweeps what dead ones left.
+"""What spokes leave in the runtime directory: sockets, mount records, notes about ports, logs. Sweeps what dead ones left.
 
 Nothing young is touched: a spoke that is just starting has its socket before it listens. What cannot be told dead stays.
 """
@@ -48,8 +48,10 @@ def _is_left_behind(path: Path, names: set[str], age_s: float) -> bool:
         return _nobody_listens(path)
     if path.suffix == ".json" and path.name.startswith("mount-"):
         return _owner_is_gone(path)
-    if path.suffix == ".new" and path.name.startswith("mount-"):
+    if path.suffix == ".new" and (path.name.startswith("mount-") or path.name.endswith(".port.new")):
         return True  # a record that was never finished
+    if path.suffix == ".port":
+        return f"{path.stem}.sock" not in names and f"{path.stem}.super.sock" not in names
     if path.name.endswith((".log", ".log.1")):
         return age_s > limits.LOG_KEPT_S and f"{path.name.partition('.')[0]}.sock" not in names
     return False

@@ -13,6 +13,7 @@ from common import runtime
 from common.config import Loaded
 from common.errors import HeadraceError
 from common.log import get_logger
+from common.metrics import preload
 from common.runtime import cancel_and_wait
 from common.units import format_address
 from spoke.config import SpokeSettings
@@ -47,6 +48,7 @@ async def _serve(mountpoint: str, loaded: Loaded[SpokeSettings], channel: Channe
         handed = await line.handed()
         if handed is not None and handed.facts.get("standby"):
             credentials_of(loaded.settings)
+            await preload()
             line.say("prepared")  # all code is read and the settings are fit; the worker before serves on
             handed = await line.handed()
         while handed is not None:

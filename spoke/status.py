@@ -56,6 +56,10 @@ def render(facts: Mapping[str, Any]) -> str:
         + (f"; {ahead['wished_kib']} KiB would be better, but {ahead['failure']}" if ahead["failure"] else ""),
         f"  WAN        {format_size(hub['received_bytes'])} received",
     ]
+    by = f", at the port of {facts['metrics_served_by']}" if facts["metrics_served_by"] else ""
+    lines.append(
+        f"  metrics    {'http://' + facts['metrics'] + '/metrics' if facts['metrics'] else 'none: the port is taken'}{by}"
+    )
     if kept is not None:
         ended = f", the last {kept['last_end']}" if kept["last_end"] else ""
         lines.append(

@@ -16,7 +16,8 @@ from common.errors import HeadraceError, UsageError
 from common.terminal import EXIT_FAILED, exit_codes
 from common.units import format_size, parse_rate
 from spoke import control
-from spoke.asking import explained
+from spoke.asking import explained, untouched_path
+from spoke.completion import complete_mountpoint
 from spoke.fuse.mountpoint import locate
 from spoke.places import runtime_dir
 
@@ -27,7 +28,13 @@ Facts = Mapping[str, Any]
 @exit_codes
 def verify(
     mountpoint: Annotated[
-        Path | None, typer.Argument(help="Where the dataset is mounted; not with --cache-dir.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="Where the dataset is mounted; not with --cache-dir.",
+            parser=untouched_path,
+            show_default=False,
+            autocompletion=complete_mountpoint,
+        ),
     ] = None,
     paths: Annotated[
         list[str] | None,
@@ -51,6 +58,11 @@ def verify(
     """Compare what is cached with its digests: exit 0 all is right, 1 bad blocks were found, 2 it was asked wrongly.
 
     Reads the cache disk at the lowest priority, asks nothing of the mount, and can be broken off at any time.
+
+    \b
+    Examples:
+      headrace-spoke verify /mnt/c4 train/
+      headrace-spoke verify --cache-dir /nvme/headrace --no-repair
     """
     rate_bytes_per_s = _rate(rate)
     with _bar(quiet) as say:

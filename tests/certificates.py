@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import subprocess
 import tempfile
@@ -94,7 +95,9 @@ def make_authority(directory: Path, name: str = "test CA") -> Authority:
 @cache
 def shared() -> Authority:
     """One for all tests of a run: making keys takes most of their time."""
-    return make_authority(Path(tempfile.mkdtemp(prefix="headrace-test-ca-")))
+    directory = Path(tempfile.mkdtemp(prefix="headrace-test-ca-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return make_authority(directory)
 
 
 @cache

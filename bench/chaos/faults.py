@@ -370,10 +370,10 @@ def cache_data_zeroed(rig: Rig, dice: random.Random) -> Steps:
 @fault("spoke cache", 1, 4)
 def cache_data_older(rig: Rig, dice: random.Random) -> Steps:
     """Another version's bytes, under this one's name and length."""
-    pairs = _pairs(rig)
 
     def older(path: Path) -> None:
-        size, other = path.stat().st_size, dice.choice(pairs)
+        # Asked for here, not before: the cache may have been empty then, and have filled while the fault waited for that.
+        size, other = path.stat().st_size, dice.choice(_pairs(rig))
         if other != path and other.exists():
             shutil.copyfile(other, path)
             os.truncate(path, size)

@@ -1,9 +1,9 @@
 """The job: a training run of one or more ranks, ``python -m bench.experiment.job``. Knows nothing of Headrace.
 
-With ``--step-time`` above 0 a step touches every token of the batch and then waits until that time is over: it stands
-for the GPUs, and leaves the CPU to the loader. With 0 it trains the decoder with AdamW, gradients averaged over the ranks
-(gloo). Each rank writes JSON: for each epoch, for each batch, the wait for data, the step, the loss and the
-checksum of all tokens so far, and each read's time.
+A step touches every token of the batch and then waits until ``--step-time`` is over: it stands for the GPUs, and leaves
+the CPU to the loader; with 0 the job reads as fast as it can. With ``--train`` a step trains the decoder with AdamW,
+gradients averaged over the ranks (gloo). Each rank writes JSON: for each epoch, for each batch, the wait for data, the
+step, the loss and the checksum of all tokens so far, and each read's time.
 Every epoch goes through the same order, so that "warm" means the same bytes in the same order.
 """
 
@@ -24,10 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from bench.experiment.model import Decoder, Sizes
-from bench.experiment.windows import DTYPES, ORDERS, Windows, token_files
+from bench.experiment.tokens import DTYPES, find
+from bench.experiment.windows import ORDERS, GpuBatches, Windows
 
 PREFETCH_FACTOR = 4
 LEARNING_RATE = 3e-4
@@ -106,40 +107,47 @@ def run(arguments: argparse.Namespace, rank: int, rendezvous: Path) -> dict[str,
     world = arguments.world
     if world > 1:
         distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
-    windows = Windows(token_files(arguments.data), arguments.dtype, arguments.window, arguments.order, arguments.seed)
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        windows, world, rank, shuffle=arguments.order == "shuffle", seed=arguments.seed, drop_last=True
+    step: TimedStep | Training = TimedStep(arguments.step_time)
+    if arguments.train:
+        sizes = Sizes(arguments.vocabulary, arguments.dim, arguments.layers, arguments.heads)
+        step = Training(sizes, arguments.seed, world)
+    per_rank = arguments.gpus // world
+    started_s = time.monotonic()  # what building the dataset reads is part of the first wait
+    windows = Windows(
+        find(arguments.data, arguments.dtype), arguments.window, arguments.order, arguments.seed, readers=per_rank
     )
+    own = range(rank * per_rank, (rank + 1) * per_rank)
     loader: DataLoader[Any] = DataLoader(
         windows,
-        batch_size=arguments.batch,
-        sampler=sampler,
-        drop_last=True,
+        batch_sampler=GpuBatches(windows, arguments.gpus, own, arguments.batch, arguments.order, arguments.seed),
         num_workers=arguments.workers,
         prefetch_factor=PREFETCH_FACTOR if arguments.workers else None,
         persistent_workers=arguments.workers > 0 and arguments.epochs > 1,
     )
-    step: TimedStep | Training = TimedStep(arguments.step_time)
-    if not arguments.step_time:
-        sizes = Sizes(arguments.vocabulary, arguments.dim, arguments.layers, arguments.heads)
-        step = Training(sizes, arguments.seed, world)
     checkpoints = Checkpoints(
         arguments.out.with_suffix(".checkpoint"), arguments.checkpoint_every, arguments.checkpoint_bytes
     )
     try:
-        epochs = [one_epoch(loader, step, arguments.batches, checkpoints) for _ in range(arguments.epochs)]
+        epochs = [
+            one_epoch(loader, step, arguments.batches, checkpoints, None if number else started_s)
+            for number in range(arguments.epochs)
+        ]
     finally:
         checkpoints.close()
     if world > 1:
         distributed.destroy_process_group()
-    return {"samples": arguments.batch, "epochs": epochs, "checkpoint_bytes": checkpoints.written_bytes}
+    return {"samples": arguments.batch * per_rank, "epochs": epochs, "checkpoint_bytes": checkpoints.written_bytes}
 
 
 def one_epoch(
-    loader: DataLoader[Any], step: TimedStep | Training, limit: int, checkpoints: Checkpoints
+    loader: DataLoader[Any],
+    step: TimedStep | Training,
+    limit: int,
+    checkpoints: Checkpoints,
+    began_s: float | None = None,
 ) -> dict[str, Any]:
-    """Times in seconds, an entry a batch; ``reads``: (began on the monotonic clock, took) of each sample."""
-    started_s = before_s = time.monotonic()
+    """Times in seconds, an entry a batch, from ``began_s`` or now; ``reads``: (began on the monotonic clock, took) of each sample."""
+    started_s = before_s = time.monotonic() if began_s is None else began_s
     rows: list[tuple[float, float]] = []
     losses: list[str] = []
     reads: list[tuple[float, float]] = []
@@ -148,12 +156,12 @@ def one_epoch(
     batches = iter(loader)
     count = min(limit or len(loader), len(loader))
     for number in range(1, count + 1):
-        tokens, began_s, took_s = next(batches)
+        tokens, read_s, took_s = next(batches)
         arrived_s = time.monotonic()
         checksum = zlib.crc32(tokens.numpy(), checksum)
         checksums.append(checksum)
         loss = step(tokens, arrived_s)
-        reads.extend(zip(began_s.tolist(), took_s.tolist(), strict=True))
+        reads.extend(zip(read_s.tolist(), took_s.tolist(), strict=True))
         if loss is not None:
             losses.append(loss.hex())
         checkpoints.after(number, step.state())
@@ -175,13 +183,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--order", choices=ORDERS, default="sweep")
-    parser.add_argument("--dtype", choices=DTYPES, default="uint32")
+    parser.add_argument("--dtype", choices=DTYPES, help="of .bin files without an index; default uint16")
     for name, default in {
-        "world": 1, "seed": 1234, "window": 4096, "batch": 24, "batches": 0, "epochs": 1, "workers": 2, "threads": 1,
+        "world": 1, "gpus": 1, "seed": 1234, "window": 4096, "batch": 24, "batches": 0, "epochs": 1, "workers": 2, "threads": 1,
         "vocabulary": 32_000, "dim": 64, "layers": 2, "heads": 4, "checkpoint-every": 0, "checkpoint-bytes": 0,
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--step-time", type=float, default=0.0, help="seconds; 0: train the model")
+    parser.add_argument("--step-time", type=float, default=0.0, help="seconds; 0: as fast as it can read")
+    parser.add_argument("--train", action="store_true", help="the model instead of the timed step")
     return parser.parse_args(argv)
 
 
@@ -230,12 +239,13 @@ def wait_for(pids: list[int]) -> int:
 def main() -> int:
     """A job from the flags; with ``--serve`` one from each line of stdin (flags as a JSON list), each answered with its exit code.
 
-    Served jobs are forks of a process that has imported PyTorch and done nothing else: importing takes seconds of CPU, which on
-    a small machine would be most of what is run.
+    Before the first it says "ready". Served jobs are forks of a process that has imported PyTorch and done nothing else:
+    importing takes seconds of CPU, which on a small machine would be most of what is run.
     """
     torch.use_deterministic_algorithms(True)  # before the fork: it imports hundreds of modules
     if sys.argv[1:] != ["--serve"]:
         return wait_for(start_ranks(parse()))
+    print("ready", flush=True)
     for line in sys.stdin:
         print(wait_for(start_ranks(parse(json.loads(line)))), flush=True)
     return 0

@@ -111,8 +111,9 @@ class Epoch:
 class Phase:
     """One run and what it is held against. ``local``: the local runs next to it in time, with as many batches of the same order.
 
-    ``gained``: what the spoke's counters gained over it; None without a spoke. ``before_s``: what had to pass before the job
-    could start at all (a copy). ``marks``: (monotonic time, what happened).
+    ``same``: whether tokens and losses were those of the local run. ``gained``: what the spoke's counters gained over it;
+    None without a spoke. ``before_s``: what had to pass before the job could start at all (a copy). ``marks``: (monotonic
+    time, what happened).
     """
 
     name: str
@@ -126,6 +127,7 @@ class Phase:
     before_bytes: float = 0.0
     before_seen: Sequence[tuple[float, float]] = ()
     marks: Sequence[tuple[float, str]] = ()
+    same: bool = True
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -170,6 +172,18 @@ class Phase:
     def fast_reads(self) -> float:
         """Share of the samples the loader had in less than 5 ms."""
         return sum(took < SERVED_LOCALLY_S for _, took in self.epoch.reads) / len(self.epoch.reads)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs of the job without a step, one right after the other: samples per second at their levels."""
+
+    local: float
+    mount: float
+
+    @property
+    def ratio(self) -> float:
+        return self.mount / self.local
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -1,7 +1,8 @@
 """The runs of the experiment, in the order in which they interleave, and what each leaves behind.
 
 Local runs stand between the others; each run is held against the local ones next to it in time, so that a slow minute of
-the machine does not look like a slow mount. A run whose tokens or losses differ from the local ones ends the experiment.
+the machine does not look like a slow mount. What fails is noted and the next run begins; so is a run whose tokens or
+losses differ from the local ones.
 """
 
 from __future__ import annotations
@@ -9,33 +10,45 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from bench.demo.formats import Tokens
-from bench.experiment import copying, shards
+from bench.experiment import copying, tokens
 from bench.experiment.job import rank_file
-from bench.experiment.measures import Epoch, Phase, Second, gained_between
+from bench.experiment.measures import Epoch, Pair, Phase, Second, gained_between
+from bench.experiment.progress import Progress
 from bench.lab import Lab, LabError, Metrics, Spoke
 from bench.link import LinkShape
 from bench.path import ROOT, make_way
 from common import limits
+from common.errors import HeadraceError
 from common.units import parse_address
 
 DATASET = "experiment"
 LOOK_EVERY_S = 0.5
 JOB_TIMEOUT_S = 600.0
 SEEN_TIMEOUT_S = 30.0
-CHANGED_SEED = 4711
+JOB_START_S = 1.5
+MOUNT_S = 4.0
+"""What a job and a mount take to start, for the time that is left to be told."""
 
-Say = Callable[[str], contextlib.AbstractContextManager[None]]
+
+class Speaker(Protocol):
+    """Who tells people what happens. ``progress``: of the whole, once it is known."""
+
+    progress: Progress | None
+
+    def say(self, what: str) -> contextlib.AbstractContextManager[None]: ...
+    def fail(self, what: str) -> None: ...
 
 
 class Watch:
@@ -88,15 +101,32 @@ class Jobs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bench.experiment.job", "--serve"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, env=self._lab.environ,
+                start_new_session=True,
             )  # fmt: skip
+        self._is_ready = False
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._process.kill()
+        """The ranks and their workers too: they are in the group of what forked them."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+    def restart(self) -> None:
+        """Whatever a failed job left running is gone afterwards."""
+        self.__exit__()
+        self.__enter__()
+
+    def ready(self) -> None:
+        """Wait until jobs can start: no job's time shall have the import in it. Raises LabError."""
+        assert self._process.stdout is not None
+        if not self._is_ready and self._process.stdout.readline() != "ready\n":
+            raise LabError(f"PyTorch could not be imported; exit code {self._process.wait()}")
+        self._is_ready = True
 
     def run(self, title: str, flags: Sequence[str]) -> None:
         """To its end. Raises LabError when it fails or takes too long, at once when a daemon ends meanwhile."""
+        self.ready()
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -140,53 +170,174 @@ class Cut:
         self.marks.append((time.monotonic(), "link back"))
 
 
+class Failure(NamedTuple):
+    run: str
+    why: str
+
+
+class Step(NamedTuple):
+    """``expected_s``: roughly how long it takes. ``asked``: the word of ``--runs`` that chooses it; None: always."""
+
+    title: str
+    expected_s: float
+    asked: str | None
+    work: Callable[[], None]
+
+
 @dataclass
 class Runs:
-    """``local_runs``: by mode, (how many phases there were before it, its epoch)."""
+    """``local_runs``: by mode, (how many phases there were before it, its epoch). ``failures``: what did not come to its end."""
 
     arguments: argparse.Namespace
     lab: Lab
     data: Path
-    documents: Sequence[Tokens]
     shape: LinkShape
-    say: Say
+    speaker: Speaker
     jobs: Jobs
     phases: list[Phase] = field(default_factory=list)
     local_runs: dict[str, list[tuple[int, Epoch]]] = field(default_factory=dict)
+    pairs: list[Pair] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    _main: Spoke | None = None
 
-    def all(self) -> list[Phase]:
-        """Every run, each with the local runs beside it. Raises LabError, also when a run saw other data than the local one."""
-        arguments = self.arguments
+    def all(self) -> None:
+        """Every run that was asked for. Raises LabError when there is no hub or not one local run."""
+        (self.arguments.out / "failures.txt").unlink(missing_ok=True)
         with self.say("start the hub and the link"):
-            self.lab.start_hub(DATASET, self.data, self.shape, arguments.link)
-        self.local()
+            self.lab.start_hub(DATASET, self.data, self.shape, self.arguments.link)
+        with self.say("import PyTorch"):
+            self.jobs.ready()
+        steps = self.plan()
+        progress = self.speaker.progress = Progress([step.expected_s for step in steps])
+        for step in steps:
+            began_s = time.monotonic()
+            self._attempt(step)
+            progress.step_done(time.monotonic() - began_s)
+            if not self.lab.hub_runs:
+                self.failures.append(Failure("everything after it", "the hub ended by itself"))
+                break
+        if not any(phase.name == "local" for phase in self.phases):
+            raise LabError("no local run came to its end, so there is nothing to hold the others against")
+
+    def finished(self) -> list[Phase]:
+        """The runs so far, each with the local ones beside it; those without any are left out."""
+        beside = [self._beside(number, phase) for number, phase in enumerate(self.phases)]
+        return [phase for phase in beside if phase.local or phase.name.startswith("local")]
+
+    def plan(self) -> list[Step]:
+        """In the order in which they run: a local run between each two others."""
+        arguments = self.arguments
+        count, step_s = arguments.batches, arguments.step_time
+        run_s = count * (step_s or 0.05) + JOB_START_S
+        bare_s = min(arguments.bare_batches, count) * (step_s + 1.0) + JOB_START_S
+        cold_s = min(arguments.cold_batches, count) * (step_s or 0.05) + JOB_START_S + MOUNT_S
+        model_s = 3 * (2 * arguments.model_batches * 0.3 + JOB_START_S) + MOUNT_S
+        pair_s = 2 * arguments.pairs * (count * 0.03 + JOB_START_S)
+        local = Step("local directory", run_s, None, self.local)
+        starts = [
+            Step(f"cold start {number}", cold_s, "cold", lambda number=number: self.cold_again(number))  # type: ignore[misc]
+            for number in range(2, arguments.cold_starts + 1)
+        ]
+        steps = [
+            local,
+            Step("cold, then warm", 2 * run_s + MOUNT_S, "warm", self.cold_and_warm),
+            local,
+            Step("job restarted", run_s, "warm", self.job_restarted),
+            Step("spoke restarted", run_s + MOUNT_S, "warm", self.spoke_restarted),
+            local,
+            Step("link cut", run_s + arguments.cut + MOUNT_S, "cut", self.cut),
+            local,
+            *starts[0::2],
+            Step("checkpoints, local", run_s, "checkpoints", lambda: self.local(checkpoint=True)),
+            Step("checkpoints, mount", run_s + MOUNT_S, "checkpoints", self.checkpoints),
+            local,
+            Step("small cache", 2 * run_s + MOUNT_S, "small-cache", self.small_cache),
+            local,
+            Step("prefetch off", bare_s + MOUNT_S, "no-prefetch", self.no_prefetch),
+            Step("copy first", run_s + 6, "copy-first", self.copy_first),
+            local,
+            *starts[1::2],
+            Step("pairs without a step", pair_s, "pairs", self.take_turns),
+            Step("source changed", run_s + 2, "changed", self.changed),
+            Step("local directory, after the change", run_s, "changed", self.local),
+        ]
+        if not arguments.train:
+            steps.append(Step("losses", model_s, "losses", self.losses))
+        chosen = set(arguments.runs)
+        if "warm" in chosen or "pairs" in chosen or "changed" in chosen:
+            chosen.add("warm")  # what needs the warm mount needs the runs that warm it
+        steps = [step for step in steps if step.asked is None or step.asked in chosen]
+        # Local runs that came to stand side by side are one.
+        return [step for number, step in enumerate(steps) if not number or step.title != steps[number - 1].title]
+
+    def _attempt(self, step: Step) -> None:
+        try:
+            step.work()
+        except Exception as error:  # noqa: BLE001 whatever it was: it must not take the other runs with it
+            told = str(error) if isinstance(error, (HeadraceError, OSError)) else repr(error)
+            self.failures.append(Failure(step.title, told))
+            self.speaker.fail(f"{step.title}: {told}; the others go on")
+            said = "".join(f"{one.run}: {one.why}\n" for one in self.failures)
+            (self.arguments.out / "failures.txt").write_text(f"{said}\n{self.lab.last_words()}\n")
+            self.jobs.restart()
+            if self._main is not None and not os.path.ismount(self._main.mountpoint):
+                spoke, self._main = self._main, None
+                self.lab.abandon(spoke)
+
+    def say(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return self.speaker.say(what)
+
+    # --- the runs, one by one -------------------------------------------------------------------------------
+
+    def cold_and_warm(self) -> None:
         spoke = self.mount("main")
-        self.on_mount("cold", "mount, cold", spoke, epochs=2, again=("warm", "mount, warm, same process"))
-        self.local()
-        self.on_mount("warm-job", "mount, warm, job restarted", spoke)
+        try:
+            self.on_mount("cold", "mount, cold", spoke, epochs=2, again=("warm", "mount, warm, same process"))
+        except BaseException:
+            self.lab.abandon(spoke)
+            raise
+        self._main = spoke
+
+    def job_restarted(self) -> None:
+        self.on_mount("warm-job", "mount, warm, job restarted", self._warm())
+
+    def spoke_restarted(self) -> None:
+        spoke = self._warm()
         with self.say("restart the spoke"):
             self.lab.unmount(spoke)
-        spoke = self.mount("main")
-        self.on_mount("warm-spoke", "mount, warm, spoke restarted", spoke)
-        self.local()
-        self.cut()
-        self.local(checkpoint=True)
-        with self.mounted("checkpoints") as fresh:
-            self.on_mount("checkpoints", "mount, cold, checkpoints written meanwhile", fresh, checkpoint=True)
-        self.local()
-        self.small_cache()
-        with self.mounted("bare", "--no-prefetch") as fresh:
-            batches = min(arguments.bare_batches, arguments.batches)
-            self.on_mount("no-prefetch", "mount, cold, prefetch off", fresh, batches=batches)
-        self.copy_first()
-        self.local()
-        self.changed(spoke)
-        self.local()
-        if arguments.step_time:
-            self.losses()
-        with self.say("unmount"):
-            self.lab.unmount(spoke)
-        return [self._beside(number, phase) for number, phase in enumerate(self.phases)]
+        self._main = None
+        self._main = self.mount("main")
+        self.on_mount("warm-spoke", "mount, warm, spoke restarted", self._main)
+
+    def _warm(self) -> Spoke:
+        if self._main is None:
+            raise LabError("left out: the mount that should be warm did not come so far")
+        return self._main
+
+    def cold_again(self, number: int) -> None:
+        with self.mounted(f"cold-{number}") as spoke:
+            batches = min(self.arguments.cold_batches, self.arguments.batches)
+            self.on_mount(f"cold-{number}", f"mount, cold, start {number}", spoke, batches=batches)
+
+    def checkpoints(self) -> None:
+        with self.mounted("checkpoints") as spoke:
+            self.on_mount("checkpoints", "mount, cold, checkpoints written meanwhile", spoke, checkpoint=True)
+
+    def no_prefetch(self) -> None:
+        with self.mounted("bare", "--no-prefetch") as spoke:
+            batches = min(self.arguments.bare_batches, self.arguments.batches)
+            self.on_mount("no-prefetch", "mount, cold, prefetch off", spoke, batches=batches)
+
+    def take_turns(self) -> None:
+        """Local and mount, mount and local, and so on: two runs without a step right after each other make a pair."""
+        spoke = self._warm()
+        for number in range(self.arguments.pairs):
+            levels: dict[Path, float] = {}
+            for directory in (self.data, spoke.mountpoint)[:: -1 if number % 2 else 1]:
+                where = "mount, warm" if directory == spoke.mountpoint else "local directory"
+                (epoch,) = self.job(f"{where}, no step", directory, step_s=0.0, train=False)
+                levels[directory] = epoch.sweep.level_samples_per_s
+            self.pairs.append(Pair(levels[self.data], levels[spoke.mountpoint]))
 
     # --- kinds of runs -------------------------------------------------------------------------------------
 
@@ -196,18 +347,20 @@ class Runs:
             return self.lab.mount(DATASET, name, *sized, "--read-timeout", "120s", *flags)
 
     @contextlib.contextmanager
-    def mounted(self, name: str, *flags: str) -> Any:
-        """A fresh spoke with an empty cache, gone again afterwards, its cache too."""
+    def mounted(self, name: str, *flags: str) -> Iterator[Spoke]:
+        """A fresh spoke with an empty cache, gone again afterwards, its cache too, also when something failed."""
         spoke = self.mount(name, *flags)
-        yield spoke
-        self.lab.unmount(spoke)
-        self.lab.drop(spoke)
+        try:
+            yield spoke
+            self.lab.unmount(spoke)
+        finally:
+            self.lab.abandon(spoke)
 
     def local(self, *, checkpoint: bool = False, model: bool = False) -> None:
         """One run on the local directory; two epochs where the model trains, for its second one has other losses."""
         name = "local-checkpoints" if checkpoint else "local-model" if model else "local"
         title = "local directory" + (", checkpoints" if checkpoint else ", the model" if model else "")
-        trains = model or not self.arguments.step_time
+        trains = model or self.arguments.train
         made = self.job(title, self.data, epochs=2 if trains else 1, checkpoint=checkpoint, model=model)
         for number, epoch in enumerate(made):
             key = self._key(number, checkpoint=checkpoint, model=model)
@@ -256,15 +409,15 @@ class Runs:
         with self.mounted("half", "--cache-size", str(half_bytes)) as spoke:
             again = ("half-again", "cache half the data, second epoch")
             self.on_mount("half", "cache half the data, cold", spoke, epochs=2, again=again)
-        self.local()
 
-    def changed(self, spoke: Spoke) -> None:
-        """One shard replaced at the source, while the mount has all of it; how long until the mount shows it."""
-        paths = sorted(self.data.glob("*.bin"))
-        path = paths[len(paths) // 2]
-        tokens = path.stat().st_size // 4 if self.arguments.dtype != "uint16" else path.stat().st_size // 2
+    def changed(self) -> None:
+        """One file replaced at the source, while the mount has all of it; how long until the mount shows it."""
+        spoke = self._warm()
+        files = tokens.find(self.data, self.arguments.dtype)
+        file = files[len(files) // 2]
+        path = file.path
         with self.say(f"replace {path.name} at the source"):
-            shards.write_shard(path, self.documents, tokens, self.arguments.dtype, CHANGED_SEED)
+            tokens.change(file)
             replaced_s = time.monotonic()
             wanted = path.stat().st_mtime_ns
             while (spoke.mountpoint / path.name).stat().st_mtime_ns != wanted:
@@ -272,7 +425,7 @@ class Runs:
                     raise LabError(f"the mount did not show the new {path.name} within {SEEN_TIMEOUT_S:g} s")
                 time.sleep(0.01)
             notes = {"seen_after_s": time.monotonic() - replaced_s, "changed_bytes": path.stat().st_size}
-        self.on_mount("changed", "mount, warm, one shard changed at the source", spoke, notes=notes)
+        self.on_mount("changed", "mount, warm, one file changed at the source", spoke, notes=notes)
 
     def copy_first(self) -> None:
         """All of the data over the same link into a directory, then the job on it."""
@@ -322,24 +475,29 @@ class Runs:
 
     def job(
         self, title: str, directory: Path, *, epochs: int = 1, batches: int | None = None, checkpoint: bool = False,
-        model: bool = False,
+        model: bool = False, step_s: float | None = None, train: bool | None = None,
     ) -> list[Epoch]:  # fmt: skip
         """In a process of its own (one a rank), so that no run inherits another one's files or pages."""
         arguments = self.arguments
-        trains = model or not arguments.step_time
+        trains = model or (arguments.train if train is None else train)
         world = arguments.model_ranks if trains else arguments.ranks
         out = self.lab.directory / "job.json"
         flags = [
             *("--data", str(directory), "--out", str(out)),
-            *("--order", arguments.order, "--dtype", arguments.dtype, "--seed", str(arguments.seed)),
+            *("--order", arguments.order, "--seed", str(arguments.seed)),
             *("--window", str(arguments.model_window if trains else arguments.window), "--epochs", str(epochs)),
-            *("--batch", str(arguments.model_batch if trains else arguments.batch * arguments.gpus // world)),
+            *("--batch", str(arguments.model_batch if trains else arguments.batch)),
+            *("--gpus", str(world if trains else arguments.gpus)),
             *("--batches", str(batches or (arguments.model_batches if model else arguments.batches))),
             *("--workers", str(arguments.workers), "--world", str(world)),
-            *("--step-time", "0" if trains else str(arguments.step_time)),
+            *("--step-time", str(arguments.step_time if step_s is None else step_s)),
             *("--vocabulary", str(arguments.vocabulary), "--dim", str(arguments.dim)),
             *("--layers", str(arguments.layers), "--heads", str(arguments.heads)),
         ]
+        if trains:
+            flags.append("--train")
+        if arguments.dtype is not None:
+            flags += ["--dtype", arguments.dtype]
         if checkpoint:
             every = str(arguments.checkpoint_every)
             flags += ["--checkpoint-every", every, "--checkpoint-bytes", str(arguments.checkpoint_bytes)]
@@ -354,19 +512,17 @@ class Runs:
 
     def _key(self, epoch: int = 0, *, checkpoint: bool = False, model: bool = False) -> str:
         """What makes runs comparable. With the timed step all epochs are alike; a model goes on training."""
-        trains = model or not self.arguments.step_time
-        mode = f"model, epoch {epoch + 1}" if trains else "timed step"
+        trains = model or self.arguments.train
+        mode = f"model, epoch {epoch + 1}" if trains else "timed step" if self.arguments.step_time else "no step"
         return f"{mode}{', checkpoints' if checkpoint else ''}"
 
     def _beside(self, number: int, phase: Phase) -> Phase:
-        """The phase with the local run before it and the one after it. Raises LabError when the data were not the same."""
-        runs = self.local_runs[phase.mode]
+        """The phase with the local run before it and the one after it, and whether it saw the same data as they did."""
+        runs = self.local_runs.get(phase.mode, [])
         before = [epoch for at, epoch in runs if at < number][-1:]
         after = [epoch for at, epoch in runs if at > number][:1]
         if phase.name.startswith("local"):
             return phase
         # What the source held then: the local run after a change, and the one before all else.
         version = after if phase.name == "changed" else before
-        if not all(phase.epoch.same_data(epoch) for epoch in version):
-            raise LabError(f"{phase.title}: the job did not see the tokens or the losses it had on the local directory")
-        return replace(phase, local=[*before, *after])
+        return replace(phase, local=[*before, *after], same=all(phase.epoch.same_data(epoch) for epoch in version))

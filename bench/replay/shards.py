@@ -15,10 +15,6 @@ PIECE = 8
 """READs of 128 KiB in a batch of those that read shards front to back."""
 
 
-def _shard_count(scale: Scale, shard_bytes: int) -> int:
-    return max(4, scale.data_bytes // shard_bytes)
-
-
 # --- MosaicML ------------------------------------------------------------------------------------------------
 
 MDS_SHARD = 8 * MIB

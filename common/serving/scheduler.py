@@ -115,7 +115,7 @@ class Request:
         self.request_id = request_id
         self.version = version
         self.queued = deque(extents)
-        self.picks: set[Pick] = set()
+        self.picks: dict[Pick, None] = {}  # in order
         self.priority = priority
         self.submitted_s = submitted_s
         self.deadline_s = deadline_s
@@ -425,7 +425,7 @@ class Scheduler:
         queue = link.queues[lane]
         request = queue[0]
         pick = Pick(request, request.queued.popleft(), lane)
-        request.picks.add(pick)
+        request.picks[pick] = None
         if not request.queued:
             queue.popleft()
         elif lane is Priority.DEMAND:
@@ -457,7 +457,7 @@ class Scheduler:
             return
         request = pick.request
         self._release(pick, sent_bytes)
-        request.picks.remove(pick)
+        del request.picks[pick]
         if not request.picks and not request.queued:
             del request.link.requests[request.request_id]
             self._open_requests -= 1

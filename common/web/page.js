@@ -95,7 +95,7 @@ function live(draw) {
   async function look() {
     clearTimeout(timer);
     try {
-      const answer = await fetch("live", { cache: "no-store", signal: AbortSignal.timeout(5000) });
+      const answer = await fetch("live" + location.search, { cache: "no-store", signal: AbortSignal.timeout(5000) });
       if (!answer.ok) throw new Error(`status ${answer.status}`);
       const facts = await answer.json();
       failures = 0; $("lost").hidden = true;

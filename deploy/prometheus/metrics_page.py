@@ -28,6 +28,7 @@ LABEL_VALUES = {
     "code": "error codes of the wire (common/wire/PROTOCOL.md)",
     "kind": "kinds of names that are not served",
     "dataset": "the hub's datasets, as configured",
+    "rank": "ranks of jobs on this host that lost most, 32 at most (`RANK` in their environment, or what `hints.step` says)",
     "spoke": "identities of spokes since the hub started, a bounded number of them (`hub/counts.py`)",
 }
 
@@ -37,8 +38,21 @@ HEAD = """\
 Made from the tables in the code by `python deploy/prometheus/metrics_page.py > docs/metrics.md`; a test compares.
 
 Both daemons serve `/metrics` in Prometheus' text format on their `--metrics` address: the hub on 127.0.0.1:9420, a spoke on
-127.0.0.1:9421, one process and one port for each mount. A port that is taken is logged and the daemon goes on without it.
-The values are read when somebody scrapes; nothing is counted for the metrics alone. Counters begin at 0 with the process.
+127.0.0.1:9421. The values are read when somebody scrapes; nothing is counted for the metrics alone. Counters begin at 0 with the
+process.
+
+**One port a host, however many mounts.** Spokes of one user that are given the same `--metrics` port share it: the first has it
+and serves all of them, each series with the label `mount` (the mountpoint); when it ends, another takes the port within 2 s. There is
+nothing to set up.
+
+- A spoke alone on its port shows no `mount`. Once a second one shared it the label stays until the spoke's process is another.
+- The others are asked side by side, for a second at most. One that hangs, or whose spoke died and left its mount, is shown as
+  `headrace_spoke_answering{mount="…"} 0` and by nothing else (alert `HeadraceMountSilent`); the scrape does not wait for it.
+- `/status?mount=/mnt/c4` and the page `/?mount=/mnt/c4` show another mount at the port; without it they show that of the spoke
+  that has it. `/healthz` speaks of that one alone.
+- `status` says under `metrics` where the figures of a mount are to be had. A port that another program has, or another user's
+  spoke, is logged as an error and tried again every 2 s; the mount goes on without.
+- A spoke with a port of its own serves itself alone; port 0 is always one of its own. At most 64 mounts are shown at one port.
 
 A scraper, rules with tests, and a dashboard: [deploy/prometheus](../deploy/prometheus).
 """
@@ -61,7 +75,12 @@ def table(metrics: Sequence[Metric[Any]]) -> list[str]:
 
 def page() -> str:
     lines = [HEAD, "## Hub", "", *table(HUB), "", "## Spoke", "", *table(SPOKE), "", "## Labels", ""]
-    lines += ["No label's values grow with files, reads or time.", "", "| label | values |", "|---|---|"]
+    lines += [
+        "No label's values grow with files, reads or time. Where spokes share a port, `mount` is beside them.",
+        "",
+        "| label | values |",
+        "|---|---|",
+    ]
     every: tuple[Metric[Any], ...] = (*HUB, *SPOKE)
     used = sorted({label for metric in every for label in metric.labels})
     lines += [f"| `{label}` | {LABEL_VALUES[label]} |" for label in used]

@@ -55,6 +55,7 @@ class CachedFile:
         "stamp",
         "uses",
         "version",
+        "writing",
         "written",
         "written_serial",
     )
@@ -78,9 +79,8 @@ class CachedFile:
         self.freed: dict[int, int] = {}  # extent -> freed_serial when its blocks last went, while reads are under way
         self.punching: dict[int, asyncio.Task[None]] = {}  # extent -> the job that makes its hole
         self.written_serial = 0
-        self.written: dict[
-            int, int
-        ] = {}  # extent -> written_serial when it was last written, while reads are under way
+        self.writing: list[BlockRange] = []
+        self.written: dict[BlockRange, int] = {}  # -> written_serial when last written, while reads are under way
         self.own_writes = 0  # jobs of ours that change the files now: their stamp tells nothing meanwhile
         self.stamp: Stamp | None = None
 
@@ -109,19 +109,19 @@ class CachedFile:
         for extent in extents:
             self.freed[extent] = self.freed_serial
 
-    def note_written(self, extents: range) -> None:
-        """Blocks of these extents were written: what a read under way saw there may be half of it."""
+    def write_ended(self, blocks: BlockRange) -> None:
+        """A write that was in ``writing`` is over, however: what a read under way saw there may be half of it."""
+        self.writing.remove(blocks)
         self.written_serial += 1
         if not self.uses:
             self.written.clear()
             return
-        for extent in extents:
-            self.written[extent] = self.written_serial
+        self.written[blocks] = self.written_serial
 
-    def is_being_written(self, extent: int, since_serial: int) -> bool:
-        """A write to the extent is under way, or ended after ``since_serial``."""
-        busy = self.extents is not None and extent in self.extents.busy
-        return (busy and extent not in self.punching) or self.written.get(extent, 0) > since_serial
+    def is_being_written(self, block: int, since_serial: int) -> bool:
+        """A write of this very block is under way, or ended after ``since_serial``: its outcome tells what the block is."""
+        ended = (found for found, serial in self.written.items() if serial > since_serial)
+        return any(found.first_block <= block < found.end_block for found in (*self.writing, *ended))
 
     def was_freed(self, extents: range, since_serial: int) -> bool:
         """Whether blocks of these extents went after ``since_serial``."""
@@ -140,6 +140,19 @@ class Stamp(NamedTuple):
 def stamp_of(disk: Disk, fd: int) -> Stamp:
     found = disk.fstat(fd)
     return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
+
+
+def stamps_at(disk: Disk, paths: Sequence[str]) -> list[Stamp | None]:
+    """Job: of files that are not open; None for one that is away. Raises OSError."""
+    stamps: list[Stamp | None] = []
+    for path in paths:
+        try:
+            found = disk.stat(path)
+        except FileNotFoundError:
+            stamps.append(None)
+        else:
+            stamps.append(Stamp(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns))
+    return stamps
 
 
 def loaded(file: CachedFile) -> BlockMap:

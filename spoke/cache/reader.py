@@ -9,7 +9,7 @@ import asyncio
 import errno
 from collections.abc import Callable
 
-from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, byte_length, coalesce
+from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce
 from common.errors import HeadraceError
 from common.limits import CACHE_READ_ATTEMPTS, CACHE_VERIFY_SLICE_BYTES
 from common.log import get_logger
@@ -70,9 +70,10 @@ class BlockReader:
             if not self._health.may_read(self._clock()):
                 raise BlocksMissing([blocks])
             serial = file.freed_serial
-            data, bad = await self._check(file, blocks, span)
-            if file.removed or file.was_freed(extents, serial):
+            seen = await self._check(file, blocks, span)
+            if seen is None or file.removed or file.was_freed(extents, serial):
                 continue
+            data, bad = seen
             if bad:
                 raise BlocksMissing(bad)
             assert file.extents is not None
@@ -82,10 +83,10 @@ class BlockReader:
 
     async def _check(
         self, file: CachedFile, blocks: BlockRange, span: tuple[int, int], *, idle: bool = False
-    ) -> tuple[memoryview, list[BlockRange]]:
+    ) -> tuple[memoryview, list[BlockRange]] | None:
         """Read in a thread, verify and book the outcome; the bytes, and the blocks that turned out bad.
 
-        The caller must still ask whether the extents were freed meanwhile; then neither answer counts.
+        None: blocks of these extents went meanwhile, and nothing seen counts. Raises BlocksMissing.
         """
         pool, job = (self._shelf.idle_pool, reread_blocks) if idle else (self._shelf.read_pool, read_blocks)
         state = loaded(file)
@@ -110,10 +111,10 @@ class BlockReader:
         if self._health.read_worked():
             log.info("the cache disk can be read again")
         if file.removed or file.was_freed(extents_of(blocks), serial):
-            return data, []
+            return None
         bad = coalesce(BlockRange(block, 1) for block in bad_blocks)
         # A block written while we read it is not to be judged by what we saw.
-        judged = [block for block in bad_blocks if not file.is_being_written(block // EXTENT_BLOCKS, written_serial)]
+        judged = [block for block in bad_blocks if not file.is_being_written(block, written_serial)]
         spoilt = [part for found in coalesce(BlockRange(block, 1) for block in judged) for part in state.present(found)]
         if unverified:
             gone = set(bad_blocks)
@@ -160,13 +161,28 @@ class BlockReader:
         return False
 
     async def recheck(self, file: CachedFile, blocks: BlockRange) -> list[BlockRange]:
-        """Compare blocks that are present again, at the lowest priority, and book the outcome; those that are bad."""
-        span = (blocks.first_block * BLOCK_BYTES, byte_length(blocks, file.size_bytes))
-        try:
-            _, bad = await self._check(file, blocks, span, idle=True)
-        except BlocksMissing as absent:
-            return absent.ranges
-        return bad
+        """Compare blocks that are present again, at the lowest priority, and book the outcome; those that are bad.
+
+        Nobody asks again for what is passed over here, so what was disturbed meanwhile is looked at once more.
+        """
+        bad: list[BlockRange] = []
+        left = [blocks]
+        for _ in range(CACHE_READ_ATTEMPTS):
+            again: list[BlockRange] = []
+            for part in left:
+                span = (part.first_block * BLOCK_BYTES, byte_length(part, file.size_bytes))
+                try:
+                    seen = await self._check(file, part, span, idle=True)
+                except BlocksMissing:  # cut short, or unreadable: what could not be kept is not here any more
+                    bad += loaded(file).missing(part)
+                    again += loaded(file).present(part)
+                else:
+                    bad += seen[1] if seen is not None else []
+                    again += loaded(file).present(part) if seen is None else []
+            left = again
+            if not left:
+                break
+        return coalesce(bad)
 
 
 def _without(blocks: BlockRange, gone: set[int]) -> list[BlockRange]:

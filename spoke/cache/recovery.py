@@ -14,11 +14,12 @@ import stat
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from common import __version__
-from common.durable import NEW_SUFFIX, replace_file
+from common.durable import replace_file, sync_file
 from common.entries import VERSION_BYTES
 from common.errors import CacheDirectoryError
 from common.log import get_logger
@@ -29,11 +30,20 @@ log = get_logger(__name__)
 DIRECTORY_FORMAT = 1
 IDENTITY_NAME = "headrace-cache.json"
 _LOCK_NAME = "lock"
-_NEW_IDENTITY_NAME = IDENTITY_NAME + NEW_SUFFIX
 _VERSIONS_NAME = "versions"
+_NAMES_NAME = "names"
 _PROBE_NAME = "probe"
-# What may stand in a directory that becomes ours: a fresh file system, or our own start cut short.
-_HARMLESS_NAMES = {"lost+found", _LOCK_NAME, _NEW_IDENTITY_NAME}
+# What may stand in a directory that becomes ours: a fresh file system, our own start cut short, or what a spoke was still writing
+# while somebody removed or emptied the directory under it. All names that any room of the spoke gives, as paths below the directory.
+_OURS = re.compile(
+    rf"""lost\+found/|lock|probe|{IDENTITY_NAME}(\.new)?|(scrub|retention)\.(json|new|json\.new)
+    |versions/([0-9a-f]{{2}}/([0-9a-f]{{{2 * VERSION_BYTES}}}\.(data|index))?)?
+    |names/([^/]+/(names\.(snapshot(\.new)?|[0-9]+\.log))?)?
+    |pins/([^/]+\.json(\.new)?)?
+    |orders/([^/]+\.order(\.new)?)?""",
+    re.VERBOSE | re.DOTALL,
+)
+_NOT_ENTERED = "lost+found/"
 _OUR_FILE = re.compile(rf"([0-9a-f]{{{2 * VERSION_BYTES}}})\.(data|index)")
 _OUR_FOLDER = re.compile(r"[0-9a-f]{2}")
 _NAMED_AT_MOST = 8  # names shown in a refusal
@@ -174,9 +184,11 @@ def _open_directory(path: Path) -> CacheDirectory:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = path.resolve(strict=True)
     identity_path = path / IDENTITY_NAME
-    foreign = sorted(set(os.listdir(path)) - _HARMLESS_NAMES)
-    if foreign and IDENTITY_NAME not in foreign:
-        shown = ", ".join(map(repr, foreign[:_NAMED_AT_MOST])) + (", …" if len(foreign) > _NAMED_AT_MOST else "")
+    foreign = [] if _has_identity(identity_path) else list(islice(_foreign(path), _NAMED_AT_MOST + 1))
+    if foreign:
+        shown = ", ".join(map(repr, sorted(foreign)[:_NAMED_AT_MOST])) + (
+            ", …" if len(foreign) > _NAMED_AT_MOST else ""
+        )
         raise CacheDirectoryError(
             f"cache directory {path} holds files that are not ours ({shown}) and no {IDENTITY_NAME}: "
             "give an empty directory or one made by headrace"
@@ -186,7 +198,8 @@ def _open_directory(path: Path) -> CacheDirectory:
         _lock(lock_fd, path, "stop it or choose another directory")
         if stat.S_IMODE(os.stat(path).st_mode) != 0o700:
             os.chmod(path, 0o700)
-        if not identity_path.exists():
+        if not _has_identity(identity_path):
+            _clear_remains(path)
             _write_identity(path, str(uuid.uuid4()))
         identity = _read_identity(identity_path)
         if identity["format"] > DIRECTORY_FORMAT:
@@ -199,11 +212,22 @@ def _open_directory(path: Path) -> CacheDirectory:
             _empty(path / _VERSIONS_NAME)
             _write_identity(path, identity["uuid"])
         (path / _VERSIONS_NAME).mkdir(mode=0o700, exist_ok=True)
+        sync_file(
+            identity_path
+        )  # a copy put back from a backup may be in memory alone: a power cut would leave it empty
         found = os.stat(identity_path)
         return CacheDirectory(path, identity["uuid"], lock_fd, (found.st_dev, found.st_ino))
     except BaseException:
         os.close(lock_fd)
         raise
+
+
+def _has_identity(identity_path: Path) -> bool:
+    """There is one. A file without a byte that is not 0 is what a power cut leaves of one that was not on the disk yet: none."""
+    try:
+        return bool(identity_path.read_bytes().strip(b"\0"))
+    except FileNotFoundError:
+        return False
 
 
 def _read_identity(identity_path: Path) -> dict[str, Any]:
@@ -224,13 +248,49 @@ def _write_identity(path: Path, cache_uuid: str) -> None:
     replace_file(path / IDENTITY_NAME, json.dumps(content, indent=1) + "\n")
 
 
-def _empty(versions_path: Path) -> None:
-    """Remove cached files by their names only; anything else stays where it is."""
+def _foreign(path: Path) -> Iterator[str]:
+    """Paths below a directory that no room of ours gives; a link is none of ours, whatever its name."""
+    folders = [""]
+    while folders:
+        below = folders.pop()
+        for entry in _entries(str(path / below)):
+            is_folder = entry.is_dir(follow_symlinks=False)
+            name = below + entry.name + "/" * is_folder
+            if not _OURS.fullmatch(name) or not (is_folder or entry.is_file(follow_symlinks=False)):
+                yield name
+            elif is_folder and name != _NOT_ENTERED:
+                folders.append(name)
+
+
+def _clear_remains(path: Path) -> None:
+    """Of a cache whose identity is gone: blocks and names are not believed, since nothing says which format they are of.
+
+    What people asked for (pins, orders) stays.
+    """
+    remains = [path / _VERSIONS_NAME, *(Path(entry.path) for entry in _entries(str(path / _NAMES_NAME)))]
+    removed = _empty(remains[0])
+    for folder in remains[1:]:
+        for entry in _entries(str(folder)):
+            os.unlink(entry.path)
+            removed += 1
+    if removed:
+        log.warning(
+            "what is left of a cache that was removed while it was in use is cleared away",
+            path=str(path),
+            files=removed,
+        )
+
+
+def _empty(versions_path: Path) -> int:
+    """Remove cached files by their names only; anything else stays where it is. Returns how many there were."""
+    count = 0
     for folder in _entries(str(versions_path)):
         if folder.is_dir(follow_symlinks=False) and _OUR_FOLDER.fullmatch(folder.name):
             for entry in _entries(folder.path):
                 if _OUR_FILE.fullmatch(entry.name):
                     os.unlink(entry.path)
+                    count += 1
+    return count
 
 
 def _entries(path: str) -> list[os.DirEntry[str]]:

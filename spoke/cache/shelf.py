@@ -7,6 +7,7 @@ task of the shelf's own, so that a caller who gives up cannot leave a job half a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import resource
 import time
@@ -35,7 +36,6 @@ from spoke.cache.cached_file import (
     extents_of,
     free_blocks,
     load_blocks,
-    loaded,
     open_pair,
     remove_pair,
     stamp_of,
@@ -118,8 +118,16 @@ class Shelf:
             task.exception()  # the caller may have gone: not "never retrieved"
 
     async def run(self, pool: ThreadPoolExecutor, file: CachedFile, job: Callable[..., T], *arguments: Any) -> T:
-        """The job in a thread, with the file's descriptors held open."""
+        """The job in a thread, with the file's descriptors held open.
+
+        Raises FileNotFoundError when the job was to change a file in whose place another stands.
+        """
         changes = pool is self.write_pool
+        if changes and not file.own_writes and not file.removed and file.data_fd >= 0:
+            # What somebody else did before would pass for ours afterwards.
+            self.is_as_left(file, stamp_of(self.disk, file.data_fd))
+            if file.removed:
+                raise FileNotFoundError(errno.ENOENT, "replaced by somebody else")
         file.uses += 1
         file.own_writes += changes
         try:
@@ -128,8 +136,10 @@ class Shelf:
             raise  # the loop is going down and the thread may still be at work: the descriptors stay open
         except BaseException:
             file.own_writes -= changes
-            if changes:
-                file.stamp = None  # some of it may have been done: what it looks like now is our doing
+            if changes:  # some of it may have been done: what it looks like now is our doing
+                file.stamp = None
+                with contextlib.suppress(OSError):
+                    file.stamp = stamp_of(self.disk, file.data_fd) if file.data_fd >= 0 else None
             self._release(file)
             raise
         file.own_writes -= changes
@@ -251,8 +261,8 @@ class Shelf:
     async def _load_in_thread(self, file: CachedFile) -> None:
         try:
             blocks = await self.run_open(self.read_pool, file, load_blocks, file.version, file.size_bytes)
-            file.stamp = stamp_of(self.disk, file.data_fd)
             if not file.removed and file.blocks is None:
+                self._look_at_load(file)
                 self._adopt(file, blocks)
         except (DamagedIndex, OSError) as error:
             if not file.removed:
@@ -265,30 +275,62 @@ class Shelf:
         began_s = self._clock()
         try:
             self.open(file)
-            file.stamp = stamp_of(self.disk, file.data_fd)
+            self._look_at_load(file)
             blocks = load_blocks(self.disk, (file.data_fd, file.index_fd), file.version, file.size_bytes)
         except (DamagedIndex, OSError) as error:
             self._not_loaded(file, error)
-            return False
+            return file.blocks is not None
         finally:
             if self._clock() - began_s > CACHE_SLOW_LOAD_S:
                 self.slow()
         return self._adopt(file, blocks)
 
+    def _look_at_load(self, file: CachedFile) -> None:
+        """How the file is now; none of it counts as checked. One that the kernel reads may have changed since it was last looked at."""
+        stamp = stamp_of(self.disk, file.data_fd)
+        if file.borrows and file.stamp not in (None, stamp):
+            self.on_doubt(file)
+        file.stamp = stamp
+
     def _not_loaded(self, file: CachedFile, error: Exception) -> None:
         if isinstance(error, DamagedIndex):
-            self.discard_damaged(file, str(error))
+            if not self._begin_anew(file, str(error)):
+                self.discard_damaged(file, str(error))
         elif isinstance(error, DirectoryLost):
             self.on_disk_error(error)  # and it may come back
         elif isinstance(error, OSError) and error.errno not in _SHORT_OF:
             self.discard_damaged(file, f"cannot be read: {error.strerror or error}")
+
+    def _begin_anew(self, file: CachedFile, reason: str) -> bool:
+        """The index of a file that an earlier process lent is damaged: nothing of it counts as here, and its bytes stay for those
+        who read it until the right ones are written over them. False: it is not lent, or the disk does not let us."""
+        if not file.borrows or file.data_fd < 0:
+            return False
+        try:
+            self._write_fresh_index(file)
+            self.disk.ftruncate(file.data_fd, file.size_bytes)
+            file.stamp = stamp_of(self.disk, file.data_fd)
+        except OSError as error:
+            self.on_disk_error(error)
+            return False
+        file.adopt(BlockMap(count_blocks(file.size_bytes))).pins = self.pins.get(file.version, 0)
+        self.damaged_files_total += 1
+        self.lost_blocks_total += max(1, min(count_blocks(file.size_bytes), file.charged_bytes // BLOCK_BYTES))
+        self.on_bad(file, [whole_file(file.size_bytes)], reason)
+        return True
+
+    def _write_fresh_index(self, file: CachedFile) -> None:
+        """Raises OSError."""
+        self.disk.ftruncate(file.index_fd, 0)
+        self.disk.ftruncate(file.index_fd, file.layout.total_bytes)
+        write_full(self.disk, file.index_fd, encode_header(file.version, file.size_bytes), 0)
 
     def _adopt(self, file: CachedFile, blocks: BlockMap) -> bool:
         extents = file.adopt(blocks)
         extents.pins = self.pins.get(file.version, 0)
         for extent in blocks.present_extents():
             self.policy.restored(extents, extent)
-        if blocks.present_count == 0:
+        if blocks.present_count == 0 and not file.borrows:
             self.remove(file)
             return False
         return True
@@ -467,9 +509,7 @@ class Shelf:
                 return
             lost_block = data.st_size // BLOCK_BYTES
             if self.disk.fstat(file.index_fd).st_size < file.layout.total_bytes:
-                self.disk.ftruncate(file.index_fd, 0)
-                self.disk.ftruncate(file.index_fd, file.layout.total_bytes)
-                write_full(self.disk, file.index_fd, encode_header(file.version, file.size_bytes), 0)
+                self._write_fresh_index(file)
                 lost_block = 0
             elif data.st_size >= file.size_bytes:
                 return  # another read has seen it too, and it is mended
@@ -501,13 +541,18 @@ class Shelf:
         if file.stamp is None:
             file.stamp = stamp
             return True
+        if file.borrows and (stamp.device, stamp.inode) != (file.stamp.device, file.stamp.inode):
+            # The kernel reads the one that was there, which stays as it was; what stands here now is nobody's.
+            self.discard_damaged(file, "another file was put in its place")
+            return False
         log.info(
             "a cached file was changed by somebody else: all of it is checked again before its next use",
             data_path=self.directory.paths(file.version)[0],
         )
         file.stamp = stamp
         file.announced = False
-        loaded(file).doubt()
+        if file.blocks is not None:
+            file.blocks.doubt()
         self.on_doubt(file)
         return False
 

@@ -29,10 +29,10 @@ from common.blocks import (
     whole_file,
 )
 from common.digest import DIGEST_BYTES
-from common.errors import CacheWriteError
+from common.errors import CacheDirectoryError, CacheWriteError
 from common.limits import CACHE_INODE_FLOOR_SHARE, CACHE_LENT_FILES_MAX, CACHE_STUCK_WRITE_S, CACHE_TEND_WAIT_S
 from common.log import get_logger
-from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, stamp_of
+from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, stamp_of, stamps_at
 from spoke.cache.disk import Disk
 from spoke.cache.eviction import Awaited, EvictionPolicy, NextUse
 from spoke.cache.examine import Examined, Examiner
@@ -162,7 +162,7 @@ class Store:
         """Take over or make the directory and list what is in it. Blocks: call it in a thread.
 
         ``clock`` (seconds) times the retries of a failing disk. Raises CacheDirectoryError: foreign, newer, in use,
-        not writable, too small.
+        not writable, not readable, too small.
         """
         disk = disk or Disk()
         directory = open_directory(Path(cache_dir))
@@ -179,6 +179,11 @@ class Store:
             ledger.charge(directory.count_folders() * DIRECTORY_BYTES)
             ledger.look(space)
             policy.set_capacity(ledger.capacity_bytes)
+        except OSError as error:
+            directory.close()
+            raise CacheDirectoryError(
+                f"cache directory {cache_dir} cannot be read: {error.strerror or error}"
+            ) from error
         except BaseException:
             directory.close()
             raise
@@ -647,14 +652,31 @@ class Store:
             await self._reclaim.refresh()
             if self._health.trouble is not None and await self._is_well_again() and self._health.wrote():
                 self._well()
-            for loans in self._lent.values():
-                if loans[-1].borrow_fd >= 0 and not loans[-1].removed:
-                    self._shelf.is_as_left(loans[-1], stamp_of(self._disk, loans[-1].borrow_fd))
+            await self._look_at_lent()
         except OSError as error:
             if self._health.bypass is not None or kind_of(error) not in ("full", "quota"):
                 self._disk_failed(error)
             return
         await self._reclaim.trim()
+
+    async def _look_at_lent(self) -> None:
+        """Whether somebody else changed what the kernel reads by itself. Raises OSError."""
+        lent: dict[CachedFile | None, None] = dict.fromkeys(loans[-1] for loans in self._lent.values())
+        lent.update(dict.fromkeys(loans[-1] for loans in self._held.values()))
+        files = [file for file in lent if file is not None and not file.removed and not file.own_writes]
+        paths = {file: self._directory.paths(file.version)[0] for file in files if file.borrow_fd < 0}
+        before = {file: file.stamp for file in paths}
+        for file in files:
+            if file not in paths:
+                self._shelf.is_as_left(file, stamp_of(self._disk, file.borrow_fd))
+        if not paths:
+            return
+        stamps = await asyncio.get_running_loop().run_in_executor(
+            self._shelf.read_pool, stamps_at, self._disk, list(paths.values())
+        )
+        for file, stamp in zip(paths, stamps, strict=True):
+            if stamp is not None and file.stamp is before[file] and file.borrows and not file.removed:
+                self._shelf.is_as_left(file, stamp)
 
     async def _is_well_again(self) -> bool:
         """Try the disk for which trouble was seen, without waiting for somebody's write. Raises OSError: it is not."""

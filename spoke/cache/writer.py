@@ -89,6 +89,7 @@ class BlockWriter:
         assert extents is not None
         for extent in touched:
             extents.hold(extent)
+        file.writing.append(blocks)
         try:
             await self._write_held(file, blocks, pieces, digests)
         except CacheWriteError as error:
@@ -97,6 +98,7 @@ class BlockWriter:
                 self.short_of(error.kind, str(error))
             raise
         finally:
+            file.write_ended(blocks)
             for extent in touched:
                 extents.let_go(extent)
             self._shelf.remove_if_empty(file)
@@ -142,7 +144,6 @@ class BlockWriter:
         if self._health.wrote():
             self._on_well()
         loaded(file).set_verified(blocks)
-        file.note_written(extents_of(blocks))
         assert file.extents is not None
         for extent in extents_of(blocks):
             part_blocks = min(blocks.end_block, (extent + 1) * EXTENT_BLOCKS) - max(

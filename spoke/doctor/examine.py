@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -32,6 +32,7 @@ from spoke.doctor.probe_disk import disk_facts
 from spoke.doctor.probe_host import fuse_facts, host_facts, tcp_facts
 from spoke.doctor.probe_hub import hub_facts, least_rtt_s
 from spoke.doctor.probe_mount import ask_status, mount_facts, started_with
+from spoke.doctor.showing import Showing, settings_of, showing
 from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at
 from spoke.hub_client.sizing import ASSUMED_RATE_BYTES_PER_S
 
@@ -53,6 +54,10 @@ class Asked:
     cache_dir: Path | None = None
     rtt_s: float | None = None
     rate_bytes_per_s: float | None = None
+    who: Mapping[str, Any] = field(default_factory=dict)
+    """Flags that say what is shown to the hub: ``tls_cert``, ``token_file``, … (:data:`spoke.doctor.showing.NAMES`)."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    config: Path | None = None
 
 
 class Probe(Generic[T]):
@@ -83,21 +88,26 @@ def examine(asked: Asked, runtime_dir: Path, now_s: Callable[[], float]) -> tupl
     """All facts, and the findings, worst first. Takes less than nine seconds. Raises UsageError for what cannot be asked."""
     if asked.rate_bytes_per_s == 0:
         raise UsageError("a link of rate 0 carries nothing; write --rate like 10gbit")
-    hub = parse_address(asked.hub, DEFAULT_HUB_PORT) if asked.hub is not None else None
-    if asked.dataset is not None:
-        parse_dataset_name(asked.dataset)
-    mount = _mount(asked, runtime_dir, now_s) if asked.mountpoint is not None else None
+    flags = {"hub": asked.hub, "dataset": asked.dataset, "cache_dir": asked.cache_dir, **asked.who}
+    before = settings_of(flags, None, {}, asked.environ, asked.config)
+    if "hub" in before:
+        parse_address(str(before["hub"]), DEFAULT_HUB_PORT)
+    mount = _mount(asked, before, runtime_dir, now_s) if asked.mountpoint is not None else None
     status = mount.status if mount is not None else None
     started = started_with(mount.owner_pid) if mount is not None and mount.owner_pid and status is None else {}
-    dataset = asked.dataset or (status["dataset"] if status is not None else None) or _dataset_of(mount)
-    address = status["hub"]["address"] if status is not None else started.get("--hub")
-    if hub is None and address is not None:
-        hub = parse_address(address, DEFAULT_HUB_PORT)
-    cache_dir = asked.cache_dir or _cache_dir(status, started)
+    settings = settings_of(flags, status, started, asked.environ, asked.config)
+    given = settings.get("dataset")
+    dataset = asked.dataset or (status["dataset"] if status is not None else None) or _dataset_of(mount) or given
+    if dataset is not None:
+        parse_dataset_name(str(dataset))
+    address = asked.hub or (status["hub"]["address"] if status is not None else settings.get("hub"))
+    hub = parse_address(str(address), DEFAULT_HUB_PORT) if address is not None else None
+    cache_dir = asked.cache_dir or _cache_dir(status, settings)
+    show = showing({**settings, "hub": address}) if address is not None else Showing()
 
     pid = mount.owner_pid if mount is not None else None
     began_s = now_s()
-    hub_probe = Probe(lambda: hub_facts(*hub, dataset, now_s)) if hub is not None else None
+    hub_probe = Probe(lambda: hub_facts(*hub, dataset, now_s, show)) if hub is not None else None
     disk_probe = Probe(lambda: disk_facts(cache_dir, now_s)) if cache_dir is not None else None
     host_probe = Probe(lambda: (host_facts(now_s, pid), tcp_facts(), fuse_facts()))
 
@@ -115,7 +125,7 @@ def examine(asked: Asked, runtime_dir: Path, now_s: Callable[[], float]) -> tupl
     if hub_probe is not None:
         came = hub_probe.result(began_s + limits.DOCTOR_HUB_TIMEOUT_S + _RAN_OUT_S, now_s)
         heard = came or HubFacts(
-            asked.hub or address or "", dataset or "", HubState.NO_NAME, "name service did not answer in time"
+            str(address or ""), dataset or "", HubState.NO_NAME, "name service did not answer in time"
         )
     facts = Facts(
         path=path_of(asked, heard, status),
@@ -156,14 +166,14 @@ def path_of(asked: Asked, hub: HubFacts, status: Mapping[str, Any] | None) -> Pa
     return PathFacts(rtt_s, rtt_source, rate, rate_source, links)
 
 
-def _mount(asked: Asked, runtime_dir: Path, now_s: Callable[[], float]) -> MountFacts:
+def _mount(asked: Asked, before: Mapping[str, Any], runtime_dir: Path, now_s: Callable[[], float]) -> MountFacts:
     assert asked.mountpoint is not None
     path = locate(asked.mountpoint)
     mounts = mounts_at(path)
     if not mounts or not mounts[-1].is_ours:
-        if asked.hub is None and asked.cache_dir is None:
+        if "hub" not in before and "cache_dir" not in before:
             raise UsageError(
-                f"{path} is not a mount of Headrace; mount it, or give --hub and --cache-dir to look at what it would use"
+                f"{path} is not a mount of Headrace; mount it, or give --hub and --cache-dir, or --config, to look at what it would use"
             )
         return MountFacts(path, is_mounted=False)
     end_s = now_s() + limits.DOCTOR_ASK_TIMEOUT_S + _RAN_OUT_S
@@ -180,11 +190,11 @@ def _dataset_of(mount: MountFacts | None) -> str | None:
     return (mounts[-1].source.partition(":")[2] or None) if mounts else None
 
 
-def _cache_dir(status: Mapping[str, Any] | None, started: Mapping[str, str]) -> Path | None:
+def _cache_dir(status: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Path | None:
     if status is not None:
         return Path(status["cache"]["directory"])
-    given = started.get("--cache-dir")
-    return Path(given) if given is not None and given.startswith("/") else None
+    given = settings.get("cache_dir")  # a mount may have been started elsewhere: only a whole path says which it is
+    return Path(str(given)) if given is not None and str(given).startswith("/") else None
 
 
 def _with_settings(disk: DiskFacts, status: Mapping[str, Any] | None, given: Path | None) -> DiskFacts:

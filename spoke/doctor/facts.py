@@ -63,7 +63,11 @@ class HubState(Enum):
     """It took the connection and did not answer HELLO."""
     OTHER_PROTOCOL = "other protocol"
     ASKS_WHO = "asks who"
-    """It wants certificates or a token, which doctor does not show."""
+    """The two do not believe each other: certificates or a token are missing, wrong or out of date at one of them."""
+    NOTHING_TO_SHOW = "nothing to show"
+    """Our own certificate or token cannot be read."""
+    NOT_ALLOWED = "not allowed"
+    """It knows who we are, and its table of identities gives us nothing, or not this dataset."""
     SENT_AWAY = "sent away"
     """It answered HELLO with an error of its own."""
 
@@ -85,6 +89,10 @@ class HubFacts:
     """Of the route, or less if TCP has learnt so."""
     is_ipv6: bool = False
     is_loopback: bool = False
+    shown: str = ""
+    """What was shown to it, for people: certificate, token; empty: nothing."""
+    certificate_left_s: float | None = None
+    """Of the certificate that was shown, until it expires; below 0 once it has."""
 
 
 class FilesystemKind(Enum):

@@ -51,6 +51,7 @@ def check_hub(facts: Facts) -> Finding | None:
             return None
         case HubState.WELCOMED:
             connected = f", connected in {milliseconds(hub.connect_s)}" if hub.connect_s is not None else ""
+            connected += f", {hub.shown} shown and taken" if hub.shown else ""
             return Finding(
                 "hub",
                 Level.OK,
@@ -88,16 +89,58 @@ def check_hub(facts: Facts) -> Finding | None:
                 f"what answers at {where} does not speak this protocol: {hub.said}",
                 "give the hub's --listen address (not its metrics port); upgrade the older end if it is the hub",
             )
-        case HubState.ASKS_WHO:
+        case HubState.ASKS_WHO if not hub.shown and _is_mount_unknown(facts):
             return Finding(
                 "hub",
                 Level.NOTE,
-                f"{where} asks for certificates or a token, which doctor does not show: {hub.said}",
+                f"{where} asks who this is, and what the mount shows is not known: {hub.said}",
                 "dataset, protocol and round trips of PINGs were not looked at",
-                "headrace-spoke status MOUNTPOINT says whether the mount is let in",
+                f"give doctor what the mount was given: {_GIVE}",
+            )
+        case HubState.ASKS_WHO:
+            shown = f" ({hub.shown} was shown)" if hub.shown else ", and no certificate or token was given to this end"
+            return _unusable(
+                f"{where} and this spoke do not come together: {hub.said}{shown}",
+                f"docs/security.md says what each end needs; give mount and doctor {_GIVE}",
+            )
+        case HubState.NOTHING_TO_SHOW:
+            return _unusable(
+                f"what this spoke should show {where} cannot be used: {hub.said}",
+                "mend the file that is named; a running mount takes the new one by itself",
+            )
+        case HubState.NOT_ALLOWED:
+            return _unusable(
+                f"{where} knows this spoke and refuses it: {hub.said}",
+                "at the hub: name this identity, and the dataset, in [identities] of its configuration (docs/security.md)",
             )
         case HubState.SENT_AWAY:
             return _unusable(f"{where} answers HELLO with: {hub.said}", "see the hub's log")
+
+
+_GIVE = "--tls-cert, --tls-key and --tls-ca, or --token-file, or the --config in which they stand"
+
+
+def _is_mount_unknown(facts: Facts) -> bool:
+    return facts.mount is not None and facts.mount.is_mounted and facts.mount.status is None
+
+
+def check_certificate(facts: Facts) -> Finding | None:
+    """How long is the certificate good that this spoke shows?"""
+    left_s = facts.hub.certificate_left_s
+    if left_s is None:
+        return None
+    figures = {"certificate_left_s": left_s}
+    days = f"{abs(left_s) / 86_400:.1f} days"
+    if left_s <= 0:
+        seen = f"{facts.hub.shown} expired {days} ago"
+        return Finding("certificate", Level.PROBLEM, seen, _CACHED_GOES_ON, _RENEW, figures)
+    if left_s < limits.CERTIFICATE_WARN_S:
+        cost = "then the hub refuses this spoke"
+        return Finding("certificate", Level.WARNING, f"{facts.hub.shown} expires in {days}", cost, _RENEW, figures)
+    return Finding("certificate", Level.OK, f"{facts.hub.shown} is good for {days}", figures=figures)
+
+
+_RENEW = "put a new certificate and key in place of the old files; a running mount takes them by itself"
 
 
 def _unusable(seen: str, mend: str) -> Finding:
@@ -393,6 +436,7 @@ def check_mtu(facts: Facts) -> Finding | None:
 
 _CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     check_hub,
+    check_certificate,
     check_round_trip,
     check_rate,
     check_buffers,

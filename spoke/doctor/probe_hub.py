@@ -1,7 +1,7 @@
 """Talking to the hub once: dial, HELLO, some PINGs, GOODBYE. A plain blocking socket with a deadline on every step.
 
-It introduces itself as a spoke of its own (``HOST (doctor)``), so it takes nothing from a mount's connections, and reads
-no data. Runs in a thread: name service knows no timeout.
+It shows what the mount would (:mod:`spoke.doctor.showing`), but introduces itself as a spoke of its own (``HOST (doctor)``; where
+that one may read nothing, as the mount's identity), and reads no data. Runs in a thread: name service knows no timeout.
 """
 
 from __future__ import annotations
@@ -9,11 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from common.errors import AuthenticationFailed, HeadraceError, ProtocolError, UnknownDataset, VersionMismatch, from_wire
+from common.errors import (
+    AuthenticationFailed,
+    HeadraceError,
+    NotAllowed,
+    ProtocolError,
+    UnknownDataset,
+    VersionMismatch,
+    from_wire,
+)
 from common.limits import (
     DOCTOR_DIAL_TIMEOUT_S,
     DOCTOR_HELLO_TIMEOUT_S,
@@ -22,10 +31,13 @@ from common.limits import (
     DOCTOR_PINGS_S,
 )
 from common.tcp import path_facts, tune
+from common.tls import explain
 from common.units import format_address
 from common.wire.connection import WIRE_VERSIONS, Closed, Connection, Role
-from common.wire.messages import Error, Goodbye, Hello, Message, Ping, Pong, Welcome
+from common.wire.messages import Challenge, Error, Goodbye, Hello, Message, Ping, Pong, Welcome
 from spoke.doctor.facts import HubFacts, HubState
+from spoke.doctor.showing import Showing
+from spoke.hub_client.credentials import Credentials
 
 NO_DATASET = "?"
 """Asked for when no dataset was named: never the name of one, so the hub answers with those it has."""
@@ -42,15 +54,55 @@ class _Given(Exception):
         self.facts = facts
 
 
-def hub_facts(host: str, port: int, dataset: str | None, now_s: Callable[[], float]) -> HubFacts:
+def hub_facts(
+    host: str, port: int, dataset: str | None, now_s: Callable[[], float], show: Showing | None = None
+) -> HubFacts:
     """What the hub at this address says, within DOCTOR_HUB_TIMEOUT_S. Raises nothing that the network can cause."""
-    facts = HubFacts(address=format_address(host, port), dataset=dataset or "")
+    show = show or Showing()
+    facts = HubFacts(
+        address=format_address(host, port),
+        dataset=dataset or "",
+        shown=show.said,
+        certificate_left_s=show.certificate_left_s,
+    )
+    if show.failure:
+        return replace(facts, state=HubState.NOTHING_TO_SHOW, said=show.failure)
     end_s = now_s() + DOCTOR_HUB_TIMEOUT_S
     try:
-        with _dialled(facts, host, port, now_s) as (sock, connected):
-            return _greet(sock, connected, end_s, now_s)
+        for identity in (f"{socket.gethostname()[:200]} (doctor)", show.identity):
+            with _dialled(facts, host, port, now_s) as (sock, connected):
+                facts = _shake(sock, connected, host, show, identity, end_s, now_s)
+            if facts.state is not HubState.NOT_ALLOWED or not show.identity:
+                break
     except _Given as given:
         return given.facts
+    return facts
+
+
+def _shake(
+    sock: socket.socket,
+    facts: HubFacts,
+    host: str,
+    show: Showing,
+    identity: str,
+    end_s: float,
+    now_s: Callable[[], float],
+) -> HubFacts:
+    """TLS, if the mount speaks it, and then what is said inside."""
+    certificates = show.credentials.certificates
+    if certificates is None:
+        return _greet(sock, facts, show.credentials, identity, end_s, now_s)
+    sock.settimeout(min(DOCTOR_HELLO_TIMEOUT_S, max(0.1, end_s - now_s())))
+    try:
+        with certificates.client().wrap_socket(sock, server_hostname=show.credentials.hub_name or host) as secured:
+            return _greet(secured, facts, show.credentials, identity, end_s, now_s)
+    except ssl.SSLError as error:
+        return replace(facts, state=HubState.ASKS_WHO, said=str(explain(error, facts.address)))
+    except TimeoutError:
+        said = f"no TLS handshake within {DOCTOR_HELLO_TIMEOUT_S:g} s"
+        return replace(facts, state=HubState.SILENT, said=said)
+    except OSError as error:
+        return replace(facts, state=HubState.SILENT, said=error.strerror or str(error))
 
 
 @contextlib.contextmanager
@@ -153,17 +205,35 @@ class _Talk:
         return self._messages.pop(0)
 
 
-def _greet(sock: socket.socket, facts: HubFacts, end_s: float, now_s: Callable[[], float]) -> HubFacts:
+def _greet(
+    sock: socket.socket,
+    facts: HubFacts,
+    credentials: Credentials,
+    identity: str,
+    end_s: float,
+    now_s: Callable[[], float],
+) -> HubFacts:
+    """Raises ssl.SSLError: in TLS 1.3 the hub refuses a certificate after the client's part of the handshake."""
     talk = _Talk(sock, now_s)
-    identity = f"{socket.gethostname()[:200]} (doctor)"
     began_s = now_s()
+    end_of_hello_s = min(end_s, began_s + DOCTOR_HELLO_TIMEOUT_S)
     try:
-        talk.send(Hello(WIRE_VERSIONS, facts.dataset or NO_DATASET, identity, os.urandom(16)))
-        answer = talk.receive(min(end_s, began_s + DOCTOR_HELLO_TIMEOUT_S))
+        greeting = credentials.greeting(Hello(WIRE_VERSIONS, facts.dataset or NO_DATASET, identity, os.urandom(16)))
+        talk.send(greeting.hello)
+        answer = talk.receive(end_of_hello_s)
+        if isinstance(answer, Challenge):
+            talk.send(greeting.answer(answer))
+            answer = talk.receive(end_of_hello_s)
+        if isinstance(answer, Welcome):
+            greeting.welcomed()
     except TimeoutError:
         return replace(facts, state=HubState.SILENT, said=f"nothing within {DOCTOR_HELLO_TIMEOUT_S:g} s")
+    except AuthenticationFailed as error:
+        return replace(facts, state=HubState.ASKS_WHO, said=str(error))
     except HeadraceError as error:
         return replace(facts, state=HubState.OTHER_PROTOCOL, said=str(error))
+    except ssl.SSLError:
+        raise
     except OSError as error:
         return replace(facts, state=HubState.SILENT, said=error.strerror or str(error))
     if isinstance(answer, Error):
@@ -189,6 +259,8 @@ def _refused(facts: HubFacts, error: HeadraceError, took_s: float) -> HubFacts:
         return replace(facts, state=HubState.OTHER_PROTOCOL, said=str(error))
     if isinstance(error, AuthenticationFailed):
         return replace(facts, state=HubState.ASKS_WHO, said=str(error))
+    if isinstance(error, NotAllowed):
+        return replace(facts, state=HubState.NOT_ALLOWED, said=str(error), pings_s=(took_s,))
     return replace(facts, state=HubState.SENT_AWAY, said=str(error))
 
 

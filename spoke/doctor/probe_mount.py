@@ -18,7 +18,10 @@ from spoke.doctor.probe_host import read_int
 from spoke.fuse.mountpoint import Answer, bounded, mounts_at, read_owner
 
 _BDI = Path("sys/class/bdi")
-_ASKED_FOR = ("--hub", "--dataset", "--cache-dir")
+_ASKED_FOR = (
+    *("--hub", "--dataset", "--cache-dir", "--config", "--identity"),
+    *("--tls-cert", "--tls-key", "--tls-ca", "--tls-name", "--token-file"),
+)
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "hub": ("address", "connected", "error", "rtt_s", "rate_bytes_per_s"),
     "names": ("entries", "suspicious"),
@@ -86,7 +89,7 @@ def mount_facts(
 
 
 def started_with(pid: int, root: Path = Path("/")) -> dict[str, str]:
-    """``--hub``, ``--dataset`` and ``--cache-dir`` as a spoke that gives no status was started with, as far as its command line says."""
+    """``--hub``, ``--config`` and the like as a spoke that gives no status was started with, as far as its command line says."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError):
         words = (root / f"proc/{pid}/cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")

@@ -440,10 +440,3 @@ def abort(minor: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def connection_exists(minor: int) -> bool | None:
-    """The kernel still has the connection; None where the control file system is not mounted."""
-    if (_CONNECTIONS / str(minor)).exists():
-        return True
-    return False if os.path.ismount(_CONNECTIONS) else None

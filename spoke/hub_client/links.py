@@ -1,7 +1,7 @@
 """One connection to the hub: the socket edge of the wire, its handshake, its liveness.
 
 A link owns its transport and the wire connection; what the messages mean is its owner's affair. It never
-dials again: :mod:`spoke.hub_client.client` makes a new link for that.
+dials again: :mod:`spoke.hub_client.keeper` makes a new link for that.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ class LinkOwner(Protocol):
         """The link is gone; called once."""
 
 
+class Outstanding(Protocol):
+    """What a link's owner waits for on it."""
+
+    sent_s: float
+
+
 class Link(asyncio.BufferedProtocol):
     """``role``: ``control`` (change stream, demand) or ``bulk``; a name for logs, the hub treats them alike."""
 
@@ -56,7 +62,7 @@ class Link(asyncio.BufferedProtocol):
         self.rtt_s: float | None = None
         self.received_bytes = 0
         self.outstanding_bytes = 0
-        self.requests: dict[int, object] = {}
+        self.requests: dict[int, Outstanding] = {}
         self._owner = owner
         self._clock = clock
         self._connection = Connection(Role.SPOKE)

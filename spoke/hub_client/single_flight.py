@@ -49,7 +49,7 @@ class Want:
         self.buffer = bytearray(length_bytes)
         self.done = done
         self.missing: list[BlockRange] = []
-        self.flights: set[Flight] = set()
+        self.flights: dict[Flight, None] = {}  # in the order in which it joined them
         self._held = True
 
     def expect(self, missing: Sequence[BlockRange]) -> None:
@@ -94,7 +94,7 @@ class Want:
     def leave(self) -> None:
         """Wait no longer; the flights go on for others, and for the cache."""
         for flight in self.flights:
-            flight.wants.discard(self)
+            flight.wants.pop(self, None)
         self.flights.clear()
 
 
@@ -110,7 +110,7 @@ class Flight:
     size_bytes: int
     blocks: BlockRange
     prefetched: bool
-    wants: set[Want] = field(default_factory=set)
+    wants: dict[Want, None] = field(default_factory=dict)
     landed: list[Landed] = field(default_factory=list)
     tries: int = 0
     request: Any = None
@@ -126,8 +126,8 @@ class Flight:
 
     def join(self, want: Want) -> None:
         """Add a reader and hand it what has landed already. It must ``expect`` its blocks before."""
-        self.wants.add(want)
-        want.flights.add(self)
+        self.wants[want] = None
+        want.flights[self] = None
         for landed in self.landed:
             want.landed(landed)
 

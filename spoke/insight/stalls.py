@@ -87,6 +87,7 @@ class Stalls:
         self._groups: Table[str] = Table(limits.STALL_ROWS_MAX)
         self._files: Table[bytes] = Table(limits.STALL_ROWS_MAX)
         self._who: Table[str] = Table(limits.STALL_ROWS_MAX)
+        self._by_rank: Table[int] = Table(limits.STALL_RANKS_MAX)
         self._minutes: deque[_Minute] = deque(maxlen=limits.STALL_MINUTES + 1)
         self._ranks: dict[int, int] = {}
 
@@ -147,6 +148,9 @@ class Stalls:
         self._groups.add(process.group_label, from_s, to_s, waits)
         self._files.add(path, from_s, to_s, waits)
         self._who.add(who, from_s, to_s, waits)
+        rank = self.rank_of(process)
+        if rank is not None:
+            self._by_rank.add(rank, from_s, to_s, waits)
         while from_s < to_s:
             number = int((from_s - self._since_s) // _MINUTE_S)
             end_s = max(min(to_s, self._since_s + (number + 1) * _MINUTE_S), from_s + 1e-6)
@@ -168,6 +172,10 @@ class Stalls:
     def lost_s(self) -> float:
         """Time in which at least one reader waited, since the start; up to the last :meth:`tick`."""
         return self._all.lost_s
+
+    def lost_by_rank(self) -> dict[tuple[str, ...], float]:
+        """As :attr:`lost_s`, of each rank that is known; for metrics, so of STALL_RANKS_MAX at most."""
+        return {(str(rank),): row.lost_s for rank, row in self._by_rank.rows.items()}
 
     # --- answers -----------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class Insight:
         self._history = history
         self._clock = clock
         self._processes = Processes(clock, self._known)
-        self.stalls = Stalls(self._processes.known, clock())
+        self.stalls: Stalls = Stalls(self._processes.known, clock())
         self.training = Training(self.stalls.lost_between)
         self.samples = Samples()
         self._slow: deque[SlowRead] = deque(maxlen=limits.SLOW_READS_KEPT)
@@ -101,8 +101,8 @@ class Insight:
                 waited.began_s,
                 waited.ended_s,
                 result,
-                client.rtt_s,
-                client.connected,
+                client.links.rtt_s,
+                client.links.connected,
                 fetch,
                 tuple(note for note in before if note.at_s < waited.began_s),
                 waited.error,
@@ -174,7 +174,7 @@ class Insight:
             counts.cache_read_bytes,
             counts.wan_read_bytes,
             counts.fetched_bytes,
-            spoke.client.wire_bytes_total,
+            spoke.client.links.wire_bytes_total,
             counts.stall_s,
             self.stalls.lost_s,
             spoke.reads.waiting,
@@ -183,9 +183,9 @@ class Insight:
             sum(score.leads for score in reasons),
             usage.used_bytes,
             usage.capacity_bytes,
-            spoke.client.rtt_s or 0.0,
-            int(spoke.client.connected),
-            spoke.client.link_count,
+            spoke.client.links.rtt_s or 0.0,
+            int(spoke.client.links.connected),
+            len(spoke.client.links.up),
             spoke.reads.lent_handles,
         )
 

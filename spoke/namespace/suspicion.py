@@ -76,7 +76,7 @@ def forecast(tree: Tree, changes: Iterable[Change]) -> int:
     return loss.lost_entries()
 
 
-def gone_and_come(tree: Tree, changes: Iterable[Change]) -> tuple[set[Node], list[Entry]]:
+def gone_and_come(tree: Tree, changes: Iterable[Change]) -> tuple[dict[Node, None], list[Entry]]:
     """The nodes that these changes would take away, and the entries they would bring."""
     entry_at: dict[bytes, Entry | None] = {}  # what each path ends as; a later removal above it wins
     removed_later: set[bytes] = set()
@@ -86,7 +86,7 @@ def gone_and_come(tree: Tree, changes: Iterable[Change]) -> tuple[set[Node], lis
         entry_at.setdefault(change.path, change.entry)
         if change.entry is None:
             removed_later.add(change.path)
-    gone: set[Node] = set()
+    gone: dict[Node, None] = {}  # in the order of the tree, for those who are shown the first
     for path, entry in entry_at.items():
         node = tree.resolve(path)
         if node is not None and (path in removed_later or entry is None or entry.kind != node.packed[0]):
@@ -137,12 +137,12 @@ def could_lose_much(tree: Tree, changes: Iterable[Change], lost_before: int) -> 
     return is_suspicious(tree.entry_count + lost_before, lost_before + removals)
 
 
-def _collect(tree: Tree, top: Node, gone: set[Node]) -> None:
+def _collect(tree: Tree, top: Node, gone: dict[Node, None]) -> None:
     stack = [top]
     while stack:
         node = stack.pop()
         if node not in gone:
-            gone.add(node)
+            gone[node] = None
             stack.extend(node.children.values())
 
 

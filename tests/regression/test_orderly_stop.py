@@ -14,7 +14,7 @@ from common.errors import HeadraceError
 from common.serving.server import Server
 from common.serving.session import Session
 from common.wire.messages import Data, Goodbye, Message, Priority
-from spoke.hub_client import client as client_module
+from spoke.hub_client import keeper as keeper_module
 from spoke.hub_client.client import FeedMessage, HubClient, Request, make_hello
 from spoke.hub_client.links import Link
 from tests.fakes.memory_source import MemorySource
@@ -66,7 +66,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def warning(event: str, **_facts: Any) -> None:
         said.append(event)
 
-    monkeypatch.setattr(client_module.log, "warning", warning, raising=False)
+    monkeypatch.setattr(keeper_module.log, "warning", warning, raising=False)
     return said
 
 
@@ -80,7 +80,7 @@ def make_client(port: int, links: int) -> HubClient:
 
 async def linked(client: HubClient, count: int) -> None:
     async with asyncio.timeout(10):
-        while client.link_count < count:
+        while len(client.links.up) < count:
             await asyncio.sleep(0.005)
 
 
@@ -106,7 +106,7 @@ async def test_the_hub_hears_goodbye_on_every_link(heard: list[str], warnings: l
         assert heard == ["the spoke stops"] * 4
         assert warnings == []
         assert all(len(sink.ended) == 1 for sink in sinks)
-        assert client.link_count == 0
+        assert len(client.links.up) == 0
 
 
 async def test_a_hub_that_does_not_answer_holds_a_stop_for_a_bounded_time(
@@ -125,4 +125,4 @@ async def test_a_hub_that_does_not_answer_holds_a_stop_for_a_bounded_time(
         await client.close()
         assert 0.2 <= loop.time() - began_s < 2
         assert heard == []
-        assert client.link_count == 0
+        assert len(client.links.up) == 0

@@ -45,7 +45,7 @@ async def test_a_promotion_while_unpacking_asks_for_nothing_again() -> None:
     client = HubClient("127.0.0.1", 1, make_hello("d", "i", b"s" * 16), bulk_links=1, follower=Sink(),
                        clock=lambda: 0.0, dice=Random(1))  # fmt: skip
     link = Link(role="bulk", requests={}, outstanding_bytes=0, received_bytes=0, is_open=True, sent=[])
-    client._links.append(link)
+    client.links.up.append(link)
     raw = bytes(BLOCK_BYTES)
     blocks = BlockRange(0, 1)
     sink = Sink()
@@ -58,5 +58,5 @@ async def test_a_promotion_while_unpacking_asks_for_nothing_again() -> None:
     await asyncio.wait_for(sink.ended.wait(), 5)
     assert sink.landed == [raw]
     assert [type(message) for message in link.sent] == [Read]
-    client._links.clear()
+    client.links.up.clear()
     await client.close()

@@ -102,7 +102,7 @@ async def test_the_requests_of_a_silent_link_move_to_the_others(monkeypatch: pyt
         client.start()
         try:
             async with asyncio.timeout(20):
-                while client.link_count < 4:
+                while len(client.links.up) < 4:
                     await asyncio.sleep(0.01)
                 sinks = [Sink() for _ in range(EXTENTS)]
                 for number, sink in enumerate(sinks):

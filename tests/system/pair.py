@@ -91,7 +91,10 @@ class Spoke(Process):
         extra: Sequence[str] = (),
     ) -> None:
         self.mountpoint = mountpoint
-        mountpoint.mkdir(exist_ok=True)
+        with contextlib.suppress(
+            FileExistsError
+        ):  # exist_ok would stat() it: a dead mount that this spoke will replace
+            mountpoint.mkdir()
         super().__init__(
             ["spoke.cli", "mount", str(mountpoint), "--hub", hub_address,
              *(["--dataset", dataset] if dataset is not None else []),

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import time
 import urllib.request
@@ -207,3 +208,21 @@ def test_metrics_and_health_of_both(pair: Pair) -> None:
         assert "spoke" in status.stdout
     finally:
         spoke.clean_up()
+
+
+def test_owner_group_and_mode_are_the_mounts(pair: Pair) -> None:
+    (pair.data / "secret").write_bytes(b"x")
+    (pair.data / "secret").chmod(0o600)
+    (pair.data / "tool").write_bytes(b"x")
+    (pair.data / "tool").chmod(0o6710)
+    (pair.data / "d").mkdir(mode=0o700)
+
+    def shown(path: Path) -> list[tuple[int, int, int]]:
+        found = [os.stat(path / name) for name in ("secret", "tool", "d")]
+        return [(stat.S_IMODE(entry.st_mode), entry.st_uid, entry.st_gid) for entry in found]
+
+    hub = pair.hub()
+    mine = (os.geteuid(), os.getegid())
+    assert shown(pair.spoke(hub.address).mountpoint) == [(0o444, *mine), (0o554, *mine), (0o555, *mine)]
+    spoke = pair.spoke(hub.address, "other", "other-cache", extra=("--uid", "12", "--gid", "34", "--umask", "027"))
+    assert shown(spoke.mountpoint) == [(0o440, 12, 34), (0o550, 12, 34), (0o550, 12, 34)]

@@ -39,9 +39,9 @@ def test_a_healthy_pair(pair: Pair) -> None:
         assert found[check]["level"] == "ok", found[check]
     assert "'data' at revision" in found["hub"]["seen"]
     assert str(pair.work_dir / "cache") in found["cache file system"]["seen"]
-    assert sorted(entry.name for entry in (pair.work_dir / "cache").iterdir()) == sorted(
-        ["headrace-cache.json", "lock", "names", "orders", "versions"]
-    )
+    here = {entry.name for entry in (pair.work_dir / "cache").iterdir()}
+    # Nothing of the doctor's; the scrub notes where it is when it has gone round once, which may be by now.
+    assert here - {"scrub.json"} == {"headrace-cache.json", "lock", "names", "orders", "versions"}
 
     # A far and fast link by hand: the same limits no longer do.
     told, found = findings(str(spoke.mountpoint), "--rtt", "900ms", "--rate", "400gbit", code=1)

@@ -15,6 +15,13 @@ from pair import eventually
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("common", "hub", "spoke")
 
+
+def files_of_ours() -> list[Path]:
+    """All that the packages are made of: code, formats, pages, schemas."""
+    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*"))
+    return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
+
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
@@ -59,10 +66,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         (source / name).write_bytes((ROOT / name).read_bytes())
-    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*")):
-        if path.suffix in {".py", ".md"}:
-            (source / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
-            (source / path.relative_to(ROOT)).write_bytes(path.read_bytes())
+    for path in files_of_ours():
+        (source / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        (source / path.relative_to(ROOT)).write_bytes(path.read_bytes())
     run(binaries / "python", "-m", "build", "--no-isolation", source, "--outdir", work_dir / "dist")
     (sdist,) = (work_dir / "dist").glob("*.tar.gz")
     (wheel,) = (work_dir / "dist").glob("*.whl")
@@ -71,12 +77,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_nothing_of_ours_is_left_out(built: tuple[Path, Path]) -> None:
     sdist, wheel = built
-    ours = {
-        str(path.relative_to(ROOT))
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*")
-        if path.suffix in {".py", ".md"}
-    }
+    ours = {str(path.relative_to(ROOT)) for path in files_of_ours()}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert ours <= names
@@ -111,7 +112,9 @@ def test_it_serves_and_mounts_where_nothing_else_is(binaries: Path, tmp_path: Pa
         )  # fmt: skip
     try:
         assert hub.stdout is not None
-        address = hub.stdout.readline().replace(",", "").split()[2]
+        said = hub.stdout.readline()
+        assert said, (tmp_path / "hub.log").read_text()[-2000:]
+        address = said.replace(",", "").split()[2]
         run(
             binaries / "headrace-spoke", "mount", mountpoint, "--hub", address, "--dataset", "d", "--cache-dir",
             tmp_path / "cache", "--cache-size", "1GiB", "--metrics", "127.0.0.1:0", "--background", "--log-file",

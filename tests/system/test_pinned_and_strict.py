@@ -35,6 +35,7 @@ def names(mountpoint: Path) -> set[str]:
 def test_a_mount_stays_at_a_snapshot_whatever_happens_at_the_hub(pair: Pair) -> None:
     (pair.data / "kept").write_bytes(b"one")
     (pair.data / "going").write_bytes(b"two")
+    (pair.data / "warmed").write_bytes(b"three")
     (pair.data / "d").mkdir()
     hub = pair.hub()
     assert "v1" in snapshot(pair, "create", "v1")
@@ -42,11 +43,14 @@ def test_a_mount_stays_at_a_snapshot_whatever_happens_at_the_hub(pair: Pair) -> 
     spoke = pair.spoke(hub.address, extra=("--snapshot", "v1"))
     follower = pair.spoke(hub.address, "follower", "follower-cache")
     assert (spoke.mountpoint / "kept").read_bytes() == b"one"
+    assert run("spoke.cli", "warm", str(spoke.mountpoint), "warmed", "--quiet").returncode == 0
     replace_file(pair.data / "kept", b"another")
     (pair.data / "going").unlink()
+    (pair.data / "warmed").unlink()
     (pair.data / "d").rename(pair.data / "e")
     eventually(lambda: names(follower.mountpoint) == {"kept", "e"})
-    assert names(spoke.mountpoint) == {"kept", "going", "d"}
+    assert names(spoke.mountpoint) == {"kept", "going", "warmed", "d"}
+    assert (spoke.mountpoint / "warmed").read_bytes() == b"three"
     assert (spoke.mountpoint / "kept").read_bytes() == b"one"  # cached
     with pytest.raises(OSError) as raised:
         (spoke.mountpoint / "going").read_bytes()  # never read, and gone at the hub
@@ -54,12 +58,12 @@ def test_a_mount_stays_at_a_snapshot_whatever_happens_at_the_hub(pair: Pair) -> 
     assert spoke.facts()["names"]["pinned"] == "snapshot 'v1'"
     # A mount that comes later gets the same tree, and so does this one after a restart without the hub.
     late = pair.spoke(hub.address, "late", "late-cache", extra=("--snapshot", "v1"))
-    assert names(late.mountpoint) == {"kept", "going", "d"}
+    assert names(late.mountpoint) == {"kept", "going", "warmed", "d"}
     snapshot(pair, "drop", "v1")
     spoke.terminate()
     hub.kill(signal.SIGKILL)
     again = pair.spoke(hub.address, extra=("--snapshot", "v1"))
-    assert names(again.mountpoint) == {"kept", "going", "d"}
+    assert names(again.mountpoint) == {"kept", "going", "warmed", "d"}
     assert (again.mountpoint / "kept").read_bytes() == b"one"
 
 

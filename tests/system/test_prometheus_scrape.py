@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed (Debian: prometheus)"),
 ]
 
-MAY_BE_EMPTY = ("refusals", "rate_limit_bytes_per_second", "ALERTS{")
+MAY_BE_EMPTY = ("refusals", "rate_limit_bytes_per_second", "ALERTS{", "rank_lost")
 """No refusal, no limit and no alert is how it should be."""
 
 

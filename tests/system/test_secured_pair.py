@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from common.tls import TlsFiles
-from tests.certificates import hub_files, make_authority, needs_openssl, spoke_files
+from tests.certificates import hub_files, make_authority, needs_openssl, shared, spoke_files
 from tests.system.pair import Hub, Pair, Spoke, eventually, pair_in, run
 
 pytestmark = [pytest.mark.mount, needs_openssl]
@@ -80,6 +80,60 @@ def test_a_pair_with_certificates(pair: Pair, workers: str) -> None:
     eventually(lambda: "may not read dataset 'data'" in (spoke.facts()["hub"]["error"] or ""))
     assert (spoke.mountpoint / "a").read_bytes() == b"hello", "what is cached is served"
     table.write_text('[identities."spoke-a"]\n')
+
+
+def found(*arguments: str | Path, **environ: str) -> dict[str, str]:
+    """What doctor says of the hub, by check: level and what was seen."""
+    done = subprocess.run(
+        [sys.executable, "-m", "spoke.cli", "doctor", *map(str, arguments), "--json"],
+        capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **environ},
+    )  # fmt: skip
+    told = {each["check"]: f"{each['level']}: {each['seen']}" for each in json.loads(done.stdout)["findings"]}
+    return {check: told[check] for check in ("hub", "certificate") if check in told}
+
+
+def test_doctor_shows_the_hub_what_the_mount_shows_it(pair: Pair) -> None:
+    hub = pair.hub(extra=flags(hub_files()))
+    files = spoke_files("spoke-a")
+    spoke = pair.spoke(hub.address, extra=flags(files))
+    told = found(spoke.mountpoint)
+    assert told["hub"].startswith("ok: ")
+    assert f"certificate {files.cert} shown and taken" in told["hub"]
+    assert told["certificate"].startswith("ok: ")
+
+    before = ("--hub", hub.address, "--dataset", "data")
+    assert "this hub speaks TLS only" in found(*before)["hub"]
+    config = pair.work_dir / "c4.toml"
+    config.write_text(
+        f'hub = "{hub.address}"\ndataset = "data"\ncache-dir = "{pair.work_dir / "new"}"\n'
+        f'tls-cert = "{files.cert}"\ntls-key = "{files.key}"\ntls-ca = "{files.ca}"\n'
+    )
+    assert found("--config", config)["hub"].startswith("ok: ")
+    in_environment = {f"HEADRACE_TLS_{name.upper()}": str(path) for name, path in files._asdict().items()}
+    assert found(*before, **in_environment)["hub"].startswith("ok: ")
+
+    assert "mismatch" in found(*before, *flags(files), "--tls-name", "elsewhere.example")["hub"]
+    old = shared().issue("late", "DNS:late", not_after="20210101000000Z")
+    told = found(*before, *flags(old))
+    assert "it finds this end's certificate expired" in told["hub"]
+    assert told["certificate"].startswith("problem: ")
+    stranger = make_authority(pair.work_dir / "stranger").issue("spoke-a", "DNS:spoke-a")
+    assert "must lead to a certificate in the file of tls-ca" in found(*before, *flags(stranger))["hub"]
+    assert "missing: tls-key, tls-ca" in found(*before, "--tls-cert", files.cert)["hub"]
+    plain = pair.hub(extra=["--state-dir", str(pair.work_dir / "plain-state")])
+    assert "does not speak TLS" in found("--hub", plain.address, "--dataset", "data", *flags(files))["hub"]
+
+
+def test_doctor_proves_the_token(pair: Pair) -> None:
+    right, wrong = token_file(pair.work_dir, "right" * 10), token_file(pair.work_dir, "wrong" * 10)
+    hub = pair.hub(extra=["--token-file", str(right)])
+    before = ("--hub", hub.address, "--dataset", "data")
+    assert found(*before, "--token-file", right)["hub"].startswith("ok: ")
+    assert "the hub's token is not this spoke's" in found(*before, "--token-file", wrong)["hub"]
+    assert "this hub asks for its token" in found(*before)["hub"]
+    assert found(*before, "--token-file", pair.work_dir / "none")["hub"].startswith(
+        "problem: what this spoke should show"
+    )
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ async def make_read_path(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
         reads = Reads(store, fetcher, ahead, runtime.now_s, read_timeout_s=read_timeout_s)
         fetcher.start()
         client.start()
-        await client.first_contact(10)
+        await client.links.first_contact(10)
         path = ReadPath(source, server, client, store, fetcher, reads, counts, feed)
         made.append(path)
         return path

@@ -15,7 +15,8 @@ COMMANDS = [
     (application, words)
     for application, known in (
         (spoke_cli.app, ["mount", "umount", "status", "top", "explain", "bugreport", "accept", "doctor", "warm", "pin", "unpin", "plan",
-                         "purge", "upgrade", "cache", "cache ls", "cache du", "cache evict", "cache pin", "cache unpin"]),
+                         "purge", "upgrade", "cache", "cache ls", "cache du", "cache evict", "cache pin", "cache unpin",
+                         "cache purge", "cache verify", "verify", "estimate"]),
         (hub_cli.app, ["serve", "status", "snapshot"]),
     )
     for words in known
@@ -28,9 +29,15 @@ WITH_EXAMPLE = {
     "explain",
     "bugreport",
     "accept",
+    "doctor",
     "cache ls",
     "cache du",
     "cache evict",
+    "cache purge",
+    "cache verify",
+    "purge",
+    "verify",
+    "estimate",
 }
 
 

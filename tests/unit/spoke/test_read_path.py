@@ -187,16 +187,16 @@ async def test_wrong_bytes_past_tcps_checksum_are_fetched_again_and_never_delive
 async def test_requests_outlive_their_links(make_read_path) -> None:
     data = noise(8 * MIB)
     path = await make_read_path({b"f": data}, links=3)
-    await until(lambda: path.client.link_count == 4)
+    await until(lambda: len(path.client.links.up) == 4)
     path.source.gate = asyncio.Event()
     handle = path.open(b"f")
     readers = [asyncio.create_task(path.read(handle, number * EXTENT_BYTES, EXTENT_BYTES)) for number in range(8)]
     await until(lambda: path.source.reads_open >= 1)
-    for link in list(path.client._links):
+    for link in list(path.client.links.up):
         link._transport.abort()  # type: ignore[union-attr]
     path.source.gate.set()
     assert b"".join(await asyncio.gather(*readers)) == data
-    await until(lambda: path.client.link_count == 4)
+    await until(lambda: len(path.client.links.up) == 4)
     assert (path.feed.ups, path.feed.losses) == (2, 1)
 
 

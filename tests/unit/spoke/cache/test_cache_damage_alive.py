@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -195,6 +197,60 @@ async def test_a_lent_file_all_of_which_was_bad_goes_when_it_is_returned(open_st
     assert not file.path(tmp_path / "cache").exists()
 
 
+async def test_bad_blocks_beside_others_that_are_mended_meanwhile(open_store, tmp_path: Path, disk: FaultyDisk) -> None:
+    """The scrub looks at one slice of an extent while the right bytes of another are written: it passes nothing over."""
+    store = open_store()
+    told: list[Bad] = []
+    store.on_bad = told.append
+    file = File(1, SIZE_BYTES)
+    await file.put(store)
+    store.borrow_fd(file.version, SIZE_BYTES)
+    zero(file, tmp_path / "cache")
+    assert (await store.examine(file.version, 0)).bad == [BlockRange(0, 64)]
+    goes_on = threading.Event()
+    disk.gates["pwrite"] = goes_on.wait
+    mend = asyncio.create_task(file.put(store, BlockRange(0, 64)))
+    while not disk.calls.get("pwrite"):
+        await asyncio.sleep(0)
+    assert (await store.examine(file.version, 64)).bad == [BlockRange(64, 64)]
+    goes_on.set()
+    await mend
+    assert file.missing(store) == [BlockRange(64, 64)]
+    assert [bad.blocks for bad in told] == [[BlockRange(0, 64)], [BlockRange(64, 64)]]
+    store.return_fd(file.version)
+
+
+async def test_bad_blocks_beside_others_that_are_found_bad_meanwhile(
+    open_store, tmp_path: Path, disk: FaultyDisk
+) -> None:
+    """A reader drops its own bad blocks while the scrub looks at their neighbours in the same extent."""
+    store = open_store()
+    file = File(1, SIZE_BYTES)
+    await file.put(store)
+    await store.close()
+    store = open_store()
+    store.hold(file.version)
+    zero(file, tmp_path / "cache")
+    assert file.missing(store) == []
+    look = asyncio.create_task(store.examine(file.version, 64))
+    goes_on, reads = threading.Event(), threading.Semaphore(0)
+
+    def held() -> None:
+        if threading.current_thread().name.startswith("cache-scrub"):
+            reads.release()
+            goes_on.wait()
+
+    disk.gates["preadv"] = held
+    while not reads.acquire(blocking=False):
+        await asyncio.sleep(0)
+    with pytest.raises(BlocksMissing):
+        await store.read(file.version, SIZE_BYTES, 0, 64 * BLOCK_BYTES)
+    goes_on.set()
+    assert (await look).bad == [BlockRange(64, 64)]
+    assert file.missing(store) == [BlockRange(0, 128)]
+    store.let_go(file.version)
+
+
 async def test_what_an_earlier_process_lent_gets_no_holes_and_is_not_erased(open_store, tmp_path: Path) -> None:
     """The kernel has the descriptor of a worker that is gone: this one has none, and the file counts as lent all the same."""
     store = open_store()
@@ -259,3 +315,123 @@ async def test_without_proc_a_file_is_looked_at_all_the_same(open_store, disk: F
     assert seen is not None
     assert (seen.checked_blocks, seen.bad) == (64, [])
     await file.check(store)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_write_of_ours_does_not_hide_what_somebody_else_did_before(
+    open_store, tmp_path: Path, disk: FaultyDisk, fails: bool
+) -> None:
+    """Nobody read the block between the damage and our next write, which moves the file's ctime as well."""
+    store = open_store()
+    doubted: list[bytes] = []
+    store.on_doubt = lambda version, size_bytes: doubted.append(version)
+    file = File(1, SIZE_BYTES)
+    await file.put(store, BlockRange(0, 64))
+    if fails:
+        disk.fail_once("pwrite", errno.EFBIG, after=1)
+        with pytest.raises(CacheWriteError):
+            await file.put(store, BlockRange(64, 64))
+    flip(file, tmp_path / "cache")
+    await file.put(store, BlockRange(64, 64))
+    assert doubted == [file.version]
+    assert store.read_nowait(file.version, SIZE_BYTES, 7 * BLOCK_BYTES, 100) is None
+    assert await mended(store, file) == 1 + BLOCKS - 128
+
+
+async def test_a_change_of_a_lent_file_is_noticed_without_a_descriptor_of_ours(open_store, tmp_path: Path) -> None:
+    """Those lent longest ago are closed, and all when descriptors run short: the kernel reads on."""
+    store = open_store()
+    doubted: list[bytes] = []
+    store.on_doubt = lambda version, size_bytes: doubted.append(version)
+    file = File(1, SIZE_BYTES)
+    await file.put(store)
+    kernels = os.dup(store.borrow_fd(file.version, SIZE_BYTES))
+    store.close_idle_files()
+    await store.tend()
+    assert doubted == []
+    flip(file, tmp_path / "cache")
+    await store.tend()
+    await store.tend()
+    assert doubted == [file.version]
+    assert await mended(store, file) == 1
+    await store.tend()
+    assert doubted == [file.version], "mending it was our own doing"
+    assert os.pread(kernels, SIZE_BYTES, 0) == file.content
+    os.close(kernels)
+    store.return_fd(file.version)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+async def test_a_change_of_what_an_earlier_process_lent_is_noticed(open_store, tmp_path: Path, loaded: bool) -> None:
+    store = open_store()
+    file = File(1, SIZE_BYTES)
+    await file.put(store)
+    await store.close()
+    store = open_store()
+    doubted: list[bytes] = []
+    told: list[Bad] = []
+    store.on_doubt, store.on_bad = lambda version, size_bytes: doubted.append(version), told.append
+    store.hold(file.version)
+    if loaded:
+        await file.check(store)
+    await store.tend()
+    assert doubted == []
+    flip(file, tmp_path / "cache")
+    if not loaded:
+        await store.tend()  # once more before anybody asks for it
+    await store.tend()
+    assert doubted == [file.version]
+    assert (await store.examine(file.version, 0)).bad == [BlockRange(7, 1)]
+    assert [bad.lent for bad in told] == [True]
+    assert await mended(store, file) == 1
+    store.let_go(file.version)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_the_index_of_what_an_earlier_process_lent_is_damaged(open_store, tmp_path: Path, slow: bool) -> None:
+    """Removed, the file would leave its readers for ever with whatever it holds."""
+    store = open_store()
+    file = File(1, SIZE_BYTES)
+    await file.put(store)
+    await store.close()
+    flip(file, tmp_path / "cache")
+    truncate_index(file, tmp_path / "cache")
+    with file.path(tmp_path / "cache").open("rb") as kernels:
+        store = open_store()
+        told: list[Bad] = []
+        store.on_bad = told.append
+        store.hold(file.version)
+        if slow:
+            store._shelf.slow()
+        assert file.missing(store) == [whole_file(SIZE_BYTES)]
+        await asyncio.gather(*store._shelf._tasks)
+        assert file.missing(store) == [whole_file(SIZE_BYTES)]
+        assert [(bad.lent, bad.blocks) for bad in told] == [(True, [whole_file(SIZE_BYTES)])]
+        assert store.usage().damaged_files_total == 1
+        await file.put(store)
+        assert os.pread(kernels.fileno(), SIZE_BYTES, 0) == file.content
+        await file.check(store)
+        store.let_go(file.version)
+
+
+async def test_a_lent_file_in_whose_place_another_stands_is_let_go(open_store, tmp_path: Path) -> None:
+    """The kernel reads the one that was there, which is as it was; the other is not believed, and not doubted for ever."""
+    store = open_store()
+    doubted: list[bytes] = []
+    told: list[Bad] = []
+    store.on_doubt, store.on_bad = lambda version, size_bytes: doubted.append(version), told.append
+    file = File(1, SIZE_BYTES)
+    await file.put(store)
+    kernels = os.dup(store.borrow_fd(file.version, SIZE_BYTES))
+    store.close_idle_files()
+    both_replaced(file, tmp_path / "cache")
+    await store.tend()
+    assert (len(told), told[0].lent, doubted) == (1, False, [])
+    assert await mended(store, file) == BLOCKS
+    for _ in range(2):
+        await store.tend()
+        await file.check(store)
+    assert (len(told), doubted) == (1, [])
+    assert os.pread(kernels, SIZE_BYTES, 0) == file.content
+    os.close(kernels)
+    store.return_fd(file.version)

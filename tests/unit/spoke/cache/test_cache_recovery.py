@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,10 +12,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from cache_support import EXTENT_BYTES, File, disk_usage
+from cache_support import EXTENT_BYTES, FaultyDisk, File, disk_usage
 
 from common.blocks import BlockRange
-from common.errors import CacheDirectoryError
+from common.errors import CacheDirectoryError, CacheWriteError
 from spoke.cache.disk import Disk
 from spoke.cache.recovery import DIRECTORY_FORMAT, open_directory
 
@@ -68,6 +69,106 @@ def test_a_start_cut_short_is_taken_up(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "headrace-cache.json").read_text())["format"] == DIRECTORY_FORMAT
 
 
+VERSION = "ab" + "0" * 30
+REMAINS = ("lock", "probe", "scrub.json", "scrub.new", "retention.json", "retention.json.new", f"versions/ab/{VERSION}.data",
+           "names/c4%2Fx/names.snapshot", "names/c4%2Fx/names.snapshot.new", "names/c4%2Fx/names.12.log",
+           "pins/c4.json", "orders/learned-1.order")  # fmt: skip
+
+
+def put(path: Path, content: bytes = b"12345") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def test_what_is_left_of_a_removed_cache_does_not_block_a_start(tmp_path: Path) -> None:
+    """rm -rf fails where the spoke makes a file meanwhile; the identity is gone by then, and so is what the rest was worth."""
+    (tmp_path / "versions" / "cd").mkdir(parents=True)
+    for name in REMAINS:
+        put(tmp_path / name)
+    directory = open_directory(tmp_path)
+    assert list(directory.scan(Disk())) == []
+    assert not list(tmp_path.glob("names/*/*"))
+    assert {"pins/c4.json", "orders/learned-1.order"} <= set(snapshot(tmp_path)), "what people asked for"
+    directory.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("versions/photo.jpg", ""), (f"versions/ab/{VERSION}.txt", ""), ("versions/abc/x", "versions/abc/"), ("orders/order", ""),
+     ("names/notes/thesis.tex", ""), ("pins/x/y.json", "pins/x/"), ("pins", ""), ("versions", "")],
+)  # fmt: skip
+def test_a_foreign_file_below_our_names_is_refused_untouched(tmp_path: Path, name: str, shown: str) -> None:
+    for remains in REMAINS:
+        if not remains.startswith(f"{name}/"):
+            put(tmp_path / remains)
+    put(tmp_path / name)
+    before = snapshot(tmp_path)
+    with pytest.raises(CacheDirectoryError, match=f"'{shown or name}'"):
+        open_directory(tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_link_below_our_names_is_refused_untouched(tmp_path: Path) -> None:
+    (tmp_path / "cache" / "versions").mkdir(parents=True)
+    put(tmp_path / "elsewhere" / f"{VERSION}.data")
+    (tmp_path / "cache" / "versions" / "ab").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CacheDirectoryError, match="'versions/ab'"):
+        open_directory(tmp_path / "cache")
+    assert (tmp_path / "elsewhere" / f"{VERSION}.data").exists()
+
+
+@pytest.mark.parametrize("left", [b"", bytes(100)])
+async def test_an_identity_that_a_power_cut_left_empty_counts_as_none(open_store, tmp_path: Path, left: bytes) -> None:
+    """A directory put back from a backup was not on the disk yet when the power went: length or not, no byte of it."""
+    store = open_store()
+    file = File(1, 9000)
+    await file.put(store)
+    await store.close()
+    identity = tmp_path / "cache" / "headrace-cache.json"
+    identity.write_bytes(left)
+    keepsake = tmp_path / "cache" / "notes.txt"
+    keepsake.write_text("not ours")
+    with pytest.raises(CacheDirectoryError, match=r"'notes\.txt'"):
+        open_store()
+    keepsake.unlink()
+    store = open_store()
+    assert file.state(store) == "absent"  # nothing said which format it was of
+    await file.put(store)
+    await file.check(store)
+    assert json.loads(identity.read_text())["format"] == DIRECTORY_FORMAT
+
+
+def test_an_identity_put_back_from_a_backup_is_on_the_disk_before_it_is_relied_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_directory(tmp_path / "c").close()
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    open_directory(tmp_path / "c").close()
+    assert synced == [str(tmp_path / "c" / "headrace-cache.json"), str(tmp_path / "c")]
+
+
+async def test_a_directory_removed_while_a_file_is_made_in_it(open_store, tmp_path: Path, disk: FaultyDisk) -> None:
+    store = open_store()
+    file = File(1, 9000)
+    cache = tmp_path / "cache"
+
+    def removed_before_the_file_is_made() -> None:
+        disk.gates.clear()
+        for name in ("headrace-cache.json", "lock"):
+            (cache / name).unlink()
+
+    disk.gates["open"] = removed_before_the_file_is_made
+    with contextlib.suppress(CacheWriteError):
+        await file.put(store)
+    await store.close()
+    assert {path.name for path in cache.iterdir()} == {"versions"}
+    store = open_store()
+    assert file.state(store) == "absent"
+    await file.put(store)
+    await file.check(store)
+
+
 def test_a_second_spoke_is_refused(tmp_path: Path) -> None:
     first = open_directory(tmp_path / "c")
     with pytest.raises(CacheDirectoryError, match="in use"):
@@ -104,7 +205,7 @@ async def test_an_older_format_is_emptied(open_store, tmp_path: Path) -> None:
     await file.check(store)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": "1", "uuid": "x"}', b'{"uuid": "x"}', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"format": "1", "uuid": "x"}', b'{"uuid": "x"}', b"\xff\xfe"])
 def test_a_damaged_identity_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "headrace-cache.json").write_bytes(content)
     with pytest.raises(CacheDirectoryError, match="damaged"):

@@ -463,3 +463,22 @@ async def test_what_is_about_to_be_read_stays_while_other_extents_hold_what_was_
     await other.put(store, BlockRange(0, 10 * 256))
     kept = [store.missing(file.version, file.size_bytes, blocks) == [] for (blocks,) in awaited.values()]
     assert kept == [True] * 8
+
+
+async def test_only_what_is_whole_and_verified_is_lent(open_store) -> None:
+    store = open_store()
+    file = File(1, EXTENT_BYTES + 5000)
+    await file.put(store, BlockRange(0, 257))
+    with pytest.raises(BlocksMissing):
+        store.borrow_fd(file.version, file.size_bytes)
+    await file.put(store, BlockRange(257, 1))
+    store.borrow_fd(file.version, file.size_bytes)
+    store.return_fd(file.version)
+    await store.close()
+    store = open_store()
+    assert file.state(store) == "whole"
+    with pytest.raises(BlocksMissing):  # not in this life
+        store.borrow_fd(file.version, file.size_bytes)
+    await file.check(store)
+    store.borrow_fd(file.version, file.size_bytes)
+    store.return_fd(file.version)

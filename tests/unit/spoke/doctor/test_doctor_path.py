@@ -190,10 +190,25 @@ def test_a_hub_asked_for_no_dataset_names_those_it_has() -> None:
     assert "served: c4, pile" in found.seen
 
 
-def test_a_hub_that_asks_who_is_there_is_no_problem_of_a_mount_that_is_let_in() -> None:
-    found = of(with_hub(state=HubState.ASKS_WHO, said="this hub speaks TLS only"), "hub")
-    assert found.level is Level.NOTE
+def test_a_hub_that_asks_who_is_there_is_a_problem_unless_it_is_only_unknown_what_the_mount_shows() -> None:
+    asking = with_hub(state=HubState.ASKS_WHO, said="this hub speaks TLS only")
+    assert asking.mount is not None
+    found = of(asking, "hub")
+    assert found.level is Level.PROBLEM
+    assert "no certificate or token was given to this end" in found.seen
     assert "this hub speaks TLS only" in found.seen
+    silent = replace(asking, mount=replace(asking.mount, status=None))
+    assert of(silent, "hub").level is Level.NOTE
+    shown = replace(silent, hub=replace(asking.hub, shown="certificate /tls.pem"))
+    assert of(shown, "hub").level is Level.PROBLEM
+    assert "(certificate /tls.pem was shown)" in of(shown, "hub").seen
+
+
+@pytest.mark.parametrize(("days", "level"), [(-1.0, Level.PROBLEM), (3.0, Level.WARNING), (80.0, Level.OK)])
+def test_a_certificate_that_runs_out(days: float, level: Level) -> None:
+    found = of(with_hub(shown="certificate /tls.pem", certificate_left_s=days * 86_400), "certificate")
+    assert found.level is level
+    assert f"{abs(days)} days" in found.seen
 
 
 def test_a_queue_on_the_way_is_told() -> None:

@@ -14,7 +14,7 @@ from common.backoff import Backoff
 from common.errors import NotAllowed
 from common.serving.access import Access, Grant
 from common.serving.server import Server
-from spoke.hub_client import client as client_module
+from spoke.hub_client import keeper as keeper_module
 from spoke.hub_client.client import FeedMessage, HubClient, make_hello
 from spoke.hub_client.links import Link
 from tests.fakes.memory_source import MemorySource
@@ -45,7 +45,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
             super().reset()
             self.said.append(0.0)
 
-    monkeypatch.setattr(client_module, "Backoff", Kept)
+    monkeypatch.setattr(keeper_module, "Backoff", Kept)
     return kept
 
 
@@ -74,7 +74,7 @@ async def test_waits_grow_to_the_cap_differ_between_links_and_begin_anew_after_a
         assert len({said[7] for said in waits}) == 4, "links that dial in step are a stampede"
         server = Server({"data": MemorySource()}, listen=("127.0.0.1", port))
         await server.start()
-        await until(lambda: client.link_count == 4)
+        await until(lambda: len(client.links.up) == 4)
         await server.close()
         await until(lambda: all(said[-1] > 0 and 0.0 in said for said in waits))
         for said in waits:
@@ -90,7 +90,7 @@ async def test_who_is_refused_does_not_dial_hot(monkeypatch: pytest.MonkeyPatch)
         waited.append(backoff.delay_s(failures, first_s, cap_s, dice))
         return waited[-1] / 5000
 
-    monkeypatch.setattr(client_module, "delay_s", delay_s)
+    monkeypatch.setattr(keeper_module, "delay_s", delay_s)
     access = Access({"somebody-else": Grant()})
     async with Server({"data": MemorySource(dataset="data")}, listen=("127.0.0.1", 0), access=access) as server:
         client = HubClient(
@@ -100,13 +100,13 @@ async def test_who_is_refused_does_not_dial_hot(monkeypatch: pytest.MonkeyPatch)
         client.start()
         try:
             with pytest.raises(NotAllowed, match="'spoke' may read nothing here"):
-                await client.first_contact(5)
+                await client.links.first_contact(5)
             await until(lambda: len(waited) >= 12)
             assert min(waited) >= limits.REDIAL_REFUSED_FIRST_S / 2
             assert max(waited) > limits.REDIAL_REFUSED_CAP_S / 2
-            assert isinstance(client.refusal, NotAllowed)
+            assert isinstance(client.links.refusal, NotAllowed)
             server.set_access(Access())
-            await until(lambda: client.link_count == 2)
-            assert client.refusal is None
+            await until(lambda: len(client.links.up) == 2)
+            assert client.links.refusal is None
         finally:
             await client.close()

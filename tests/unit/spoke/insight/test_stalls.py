@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common import limits
 from spoke.insight.coverage import Coverage
 from spoke.insight.stalls import Stalls, Table, in_time, said
@@ -108,3 +110,13 @@ def test_coverage_is_the_length_of_the_union() -> None:
 def test_times_read_as_people_say_them() -> None:
     times = {0.044: "0.044 s", 2.0: "2 s", 41.4: "41 s", 119: "2 min", 600: "10 min", 7500: "2 h 5 min"}
     assert {seconds: in_time(seconds) for seconds in times} == times
+
+
+def test_ranks_in_the_metrics_are_few_however_many_there_were() -> None:
+    many = {task: Process(task, task, "python", "/jobs/a", rank=task) for task in range(1, 100)}
+    accounts = Stalls(many.get, 0.0)
+    for rank in range(1, 100):
+        wait(accounts, rank, b"f", rank * 10.0, rank * 10.0 + rank / 100)
+    seen = accounts.lost_by_rank()
+    assert len(seen) == limits.STALL_RANKS_MAX
+    assert seen["99",] == pytest.approx(0.99)
