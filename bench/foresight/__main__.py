@@ -24,6 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bench.experiment.measures import FETCHED
 from bench.flags import add_link_flags
 from bench.foresight import figures
 from bench.foresight.figures import GRAIN_BYTES, Figure
@@ -196,7 +197,7 @@ class Measuring:
             for process in seen.processes
             for read in zip(process.files, process.offsets, process.lengths, strict=True)
         ]
-        fetched = cold["after"].get(figures.FETCHED, 0.0)  # before the job begins its first samples are there
+        fetched = cold["after"].get(FETCHED, 0.0)  # before the job begins its first samples are there
         self.say(load, "fetched / asked for, in 128 KiB", fetched / figures.unique_bytes(reads, GRAIN_BYTES), most=1.05)
         self.say(load, "fetched / asked for, in 4 KiB", fetched / figures.unique_bytes(reads, figures.BLOCK_BYTES))
         self.lab.drop(spoke)

@@ -68,7 +68,7 @@ def batches_to_full_speed(batch_s: Sequence[float], local_batch_s: float) -> int
 
 def waited_rtts(run: Mapping[str, Any], local: Mapping[str, Any], rtt_s: float) -> float:
     """How much longer the job stood without a batch than with local data, in round trips; the first batch included."""
-    return (sum(run["wait_s"]) - sum(local["wait_s"])) / rtt_s
+    return (float(sum(run["wait_s"])) - float(sum(local["wait_s"]))) / rtt_s
 
 
 def unique_bytes(reads: Iterable[tuple[int, int, int]], grain_bytes: int) -> int:

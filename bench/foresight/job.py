@@ -8,6 +8,7 @@ was read, and what the spoke counted up to batch 2, up to where the loader has f
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import mmap
 import os
@@ -73,25 +74,28 @@ def records_loader(asked: Asked) -> Iterable[Any]:
     from spoke import hints
 
     path = os.path.join(asked.root, "records.bin")
-    dataset = Records(path, asked.record_bytes, asked.access)
-    order = list(range(len(dataset)))
+    records = Records(path, asked.record_bytes, asked.access)
+    order = list(range(len(records)))
     if asked.shuffle_seed:
         random.Random(asked.shuffle_seed).shuffle(order)
     sampler: Any = order
     if asked.announce:
         sampler = hints.announce(order, hints.records(path, asked.record_bytes))
+    dataset: Any = records  # a map-style data set in all but its base class
     return DataLoader(
         dataset, batch_size=asked.batch, sampler=sampler, num_workers=asked.workers, collate_fn=list,
         multiprocessing_context="fork" if asked.workers else None,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def megatron_loader(asked: Asked) -> Iterable[Any]:
     """megatron-core's own GPTDataset, mapped, its indices built beside the job."""
     import torch
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-    from megatron.core.datasets.utils import get_blend_from_list
+
+    datasets = "megatron.core.datasets"  # no dependency of ours, nor typed
+    builder: Any = importlib.import_module(f"{datasets}.blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
+    gpt: Any = importlib.import_module(f"{datasets}.gpt_dataset")
+    blend_of: Any = importlib.import_module(f"{datasets}.utils").get_blend_from_list
 
     class Tokenizer:
         vocab_size = 50_000
@@ -101,28 +105,27 @@ def megatron_loader(asked: Asked) -> Iterable[Any]:
         unique_identifiers: ClassVar[dict[str, str]] = {"class": "bench"}
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{asked.work}/rendezvous", rank=0, world_size=1)
-    config = GPTDatasetConfig(
+    config = gpt.GPTDatasetConfig(
         random_seed=1234, sequence_length=asked.seq_length, reset_position_ids=False, reset_attention_mask=False,
         eod_mask_loss=False, create_attention_mask=False, tokenizer=Tokenizer(), path_to_cache=f"{asked.work}/cache",
-        blend=get_blend_from_list([os.path.join(asked.root, "p")]), split="1,0,0",
+        blend=blend_of([os.path.join(asked.root, "p")]), split="1,0,0",
     )  # fmt: skip
     samples = asked.batches * asked.batch
-    dataset = BlendedMegatronDatasetBuilder(GPTDataset, [samples, 1, 1], lambda: True, config).build()[0]
-    batches = [range(first, first + asked.batch) for first in range(0, samples, asked.batch)]
+    dataset = builder(gpt.GPTDataset, [samples, 1, 1], lambda: True, config).build()[0]
+    batches: Any = [range(first, first + asked.batch) for first in range(0, samples, asked.batch)]
     return torch.utils.data.DataLoader(
         dataset, batch_sampler=batches, num_workers=asked.workers, multiprocessing_context="fork",
         collate_fn=lambda samples: [zlib.crc32(sample["tokens"].numpy().tobytes()) for sample in samples],
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def mds_loader(asked: Asked) -> Iterable[Any]:
     """MosaicML's own StreamingDataset over shards that lie on the mount."""
-    from streaming import StreamingDataset
-    from streaming.base.util import clean_stale_shared_memory
     from torch.utils.data import DataLoader
 
-    clean_stale_shared_memory()
-    dataset = StreamingDataset(
+    streaming: Any = importlib.import_module("streaming")  # no dependency of ours, nor typed
+    importlib.import_module("streaming.base.util").clean_stale_shared_memory()
+    dataset = streaming.StreamingDataset(
         local=os.path.join(asked.root, "d"), shuffle=True, batch_size=asked.batch, shuffle_block_size=4000
     )
     return DataLoader(

@@ -60,7 +60,7 @@ class Perceptron:
         self._last[read.handle] = end_bytes, run
         near = sum((read.file, first - back) in self._taken for back in (1, 2, 3))
         for number, (begin, end) in enumerate(zip((0, *_DISTANCES), _DISTANCES, strict=False)):
-            features = (
+            features: Features = (
                 number,
                 number << 8 | min(run, 8),
                 number << 8 | min(read.length_bytes // 4096, 63),
