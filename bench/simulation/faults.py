@@ -6,12 +6,20 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from bench.simulation.model import Broken
 from bench.simulation.plan import Fault
 from bench.simulation.spoke_host import SpokeHost
 from common.errors import HeadraceError
 
 if TYPE_CHECKING:
     from bench.simulation.run import Run
+
+
+STOP_BROKEN_S = 60.0
+"""How long what is told to stop may take while disks are slow."""
+
+STANDS_STILL_MAX_S = 8.0
+"""Of a spoke: its readers cannot be answered meanwhile."""
 
 
 class Breaker:
@@ -39,6 +47,8 @@ class Breaker:
         run.troubles.begin()
         try:
             await self._break(fault)
+        except Broken as broken:
+            run.fail(broken)
         finally:
             run.troubles.end(run.loop.time())
             run.trace.say(f"over: {fault.kind}")
@@ -126,8 +136,13 @@ class Breaker:
             faults.heal()
             return
         async with self._changing.setdefault("hub", asyncio.Lock()):
+            if what == "stands still":
+                run.hub.process.stand_still()
+                await asyncio.sleep(lasts_s)
+                run.hub.process.go_on()
+                return
             if what == "restarted":
-                await run.hub.stop()
+                await run.ends(run.hub.stop(), "the hub", STOP_BROKEN_S)
             else:
                 run.hub.kill(silently=what == "lost power")
             await asyncio.sleep(lasts_s)
@@ -153,8 +168,13 @@ class Breaker:
         async with self._changing.setdefault(host.name, asyncio.Lock()):
             if not host.up:
                 return
+            if what == "stands still":
+                host.process.stand_still()
+                await asyncio.sleep(min(lasts_s, STANDS_STILL_MAX_S))
+                host.process.go_on()
+                return
             if what == "restarted":
-                await host.stop()
+                await self._run.ends(host.stop(), host.name, STOP_BROKEN_S)
             else:
                 host.kill(silently=what == "lost power")
             await asyncio.sleep(lasts_s)

@@ -15,7 +15,7 @@ import itertools
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from random import Random
 from typing import Any, cast
 
@@ -34,6 +34,7 @@ class Process:
     def __init__(self, name: str, loop: SimLoop, job_s: Callable[[], float]) -> None:
         self.name = name
         self.alive = True
+        self._stopped: deque[asyncio.Handle] | None = None
         self.job_s = job_s
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self._pools: dict[object, _Pool] = {}
@@ -50,6 +51,22 @@ class Process:
         for pool in self._pools.values():
             pool.die(dice)
         self.alive = False
+
+    def stand_still(self) -> None:
+        """As by SIGSTOP: what is due waits, until ``go_on``."""
+        if self._stopped is None:
+            self._stopped = deque()
+
+    def go_on(self) -> None:
+        stopped, self._stopped = self._stopped, None
+        self._loop.go_on_with(stopped or ())
+
+    def keep_back(self, handle: asyncio.Handle) -> bool:
+        """Whether it stands still, and has this to do later."""
+        if self._stopped is None:
+            return False
+        self._stopped.append(handle)
+        return True
 
     def pool(self, executor: object) -> _Pool:
         found = self._pools.get(executor)
@@ -112,6 +129,8 @@ class _Pool:
             self._loop.call_later(self._process.job_s() / 2, self._run, job)
 
     def _run(self, job: _Job) -> None:
+        if job not in self._running:
+            return  # the pool was shut down meanwhile
         if not job.taken():  # withdrawn while it waited
             self._end(job)
             return
@@ -211,6 +230,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._thread = threading.get_ident()
         self._running = False
         self.steps_total = 0
+        self.ends_s = float("inf")
+        """Beyond it the run is stuck."""
         self.jobs_total = 0
 
     # --- time ---------------------------------------------------------------------------------------------
@@ -310,6 +331,8 @@ class SimLoop(asyncio.AbstractEventLoop):
             if handle._cancelled or not _is_alive(handle):
                 continue
             self._now_s = max(self._now_s, when)
+            if self._now_s > self.ends_s:
+                raise Stuck("the run does not end: something is waited for that never happens")
             self.trace.now_s = self._now_s
             self._ready.append(handle)
             while timers and timers[0][0] <= self._now_s:
@@ -323,11 +346,18 @@ class SimLoop(asyncio.AbstractEventLoop):
             handle = self._ready.popleft()
             if handle._cancelled or not _is_alive(handle):
                 continue
+            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+            if process is not None and process.keep_back(handle):
+                continue
             handle._run()
             steps += 1
             if steps > STEPS_AT_ONE_MOMENT_MAX:
                 raise Stuck(f"something spins: {steps} steps and no time passes, the last was {handle!r}")
         self.steps_total += steps
+
+    def go_on_with(self, handles: Iterable[asyncio.Handle]) -> None:
+        """What a process that stood still had to do."""
+        self._ready.extend(handles)
 
     def is_running(self) -> bool:
         return self._running

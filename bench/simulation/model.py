@@ -14,6 +14,7 @@ INVARIANTS = {
     "bytes": "A read gives the bytes of one state of the file, all that were asked for up to its size.",
     "one version": "All that is ever read of one version, by any spoke, is of one and the same state.",
     "errors": "A read fails only with EIO while something is broken, or with ESTALE once its version is gone at the hub.",
+    "fresh": "While nothing is broken an open finds what the path was at most two seconds and two round trips ago.",
     "ends": "Every read, open and lookup ends: in the read timeout and a little.",
     "converges": "Once nothing is broken any more every spoke comes to show the hub's directory, name by name and byte by byte.",
     "returns": "Then nothing is held for readers that have gone: no waits, no flights, no handles, no requests at the hub.",
@@ -126,6 +127,21 @@ class Truth:
         self._of_version[version] = fit
         self.reads += 1
         self.bytes += len(data)
+
+    def judge_age(self, version: bytes, path: bytes, size_bytes: int, opened_s: float, age_s: float) -> None:
+        """The version that an open found at ``opened_s``, with nothing broken. Raises Broken."""
+        # By content: a mode that is changed makes no other version.
+        possible = {id(state.content) for state in self.states_of(version, path, size_bytes)}
+        spans = [span for span in self._spans.get(path, ()) if id(span.state.content) in possible]
+        if spans and all(span.to_s is not None and span.to_s < opened_s - age_s for span in spans):
+            ended_s = max(span.to_s or 0.0 for span in spans)
+            raise Broken("fresh", f"an open found {path!r} as it was until {opened_s - ended_s:.1f} s before")
+
+    def judge_absence(self, path: bytes, opened_s: float, age_s: float) -> None:
+        """An open at ``opened_s`` that found no such name, with nothing broken. Raises Broken."""
+        spans = self._spans.get(path)
+        if spans and spans[-1].to_s is None and spans[-1].from_s < opened_s - age_s:
+            raise Broken("fresh", f"{path!r} is not found {opened_s - spans[-1].from_s:.1f} s after it came")
 
     def _explained(self, data: bytes, offset_bytes: int, states: Sequence[State]) -> str:
         """For people: how the bytes differ from what was expected, and where else they are from."""

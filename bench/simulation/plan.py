@@ -13,10 +13,19 @@ from random import Random
 LINK = (
     "link silent", "link unreachable", "link reset", "link half closed", "link corrupts", "link slow", "link jitters", "link in crumbs",
 )  # fmt: skip
-HUB = ("hub killed", "hub lost power", "hub restarted", "hub disk fails", "hub disk short", "hub disk slow")
+HUB = (
+    "hub killed",
+    "hub lost power",
+    "hub restarted",
+    "hub disk fails",
+    "hub disk short",
+    "hub disk slow",
+    "hub stands still",
+)
 SPOKE = (
     "spoke killed", "spoke lost power", "spoke restarted", "cache disk fails to read", "cache disk fails to write", "cache disk full",
     "cache disk short", "cache disk slow", "cache damaged: data", "cache damaged: index", "cache damaged: cut", "cache damaged: rot",
+    "spoke stands still",
 )  # fmt: skip
 KINDS = (*LINK, *HUB, *SPOKE)
 

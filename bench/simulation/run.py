@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import gc
 import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -18,7 +19,7 @@ from bench.simulation.dataset import Dataset
 from bench.simulation.disks import Faults, HubOs, Stamps
 from bench.simulation.faults import Breaker
 from bench.simulation.hub_host import HubHost
-from bench.simulation.loop import SimLoop, Stuck, new_loop
+from bench.simulation.loop import Process, SimLoop, Stuck, new_loop
 from bench.simulation.model import Broken, State, Troubles, Truth
 from bench.simulation.network import Network
 from bench.simulation.network import Path as NetworkPath
@@ -39,6 +40,8 @@ HURT_GRACE_S = 25.0
 
 CONVERGE_S = 120.0
 STOP_S = 20.0
+RUN_S = 1500.0
+"""Beyond the plan's own time: then something waits for ever."""
 
 
 @dataclass(slots=True)
@@ -109,7 +112,8 @@ class Run:
             )
         self.breaker = Breaker(self)
         self._ending = False
-        self._waiting: dict[object, tuple[float, str]] = {}
+        self._age_s = 2.0 + 4 * plan.delay_s
+        self._waiting: dict[object, tuple[Process, float, str]] = {}
 
     async def play(self) -> None:
         plan = self.plan
@@ -138,15 +142,18 @@ class Run:
                 self.dataset.edit()
 
     async def _watch(self) -> None:
+        told: set[object] = set()
         while True:
             await asyncio.sleep(1.0)
             now_s = self.loop.time()
-            for began_s, what in self._waiting.values():
-                if now_s - began_s > self.plan.read_timeout_s + ANSWER_GRACE_S:
-                    raise Broken("ends", f"{what} has had no answer for {now_s - began_s:.0f} s")
+            for token, (process, began_s, what) in self._waiting.items():
+                late = now_s - began_s > self.plan.read_timeout_s + ANSWER_GRACE_S
+                if late and process.alive and token not in told:
+                    told.add(token)
+                    self.fail(Broken("ends", f"{what} has had no answer for {now_s - began_s:.0f} s"))
             for host in self.spokes:
                 if host.up and host.spoke is not None:
-                    self._check_quota(host)
+                    self._judged(functools.partial(self._check_quota, host))
 
     def _check_quota(self, host: SpokeHost) -> None:
         assert host.spoke is not None
@@ -184,13 +191,15 @@ class Run:
 
     async def _open(self, host: SpokeHost, mount: Mount, path: bytes) -> OpenFile | None:
         token, began_s = object(), self.loop.time()
-        self._waiting[token] = began_s, f"an open of {path!r} on {host.name}"
+        self._waiting[token] = host.process, began_s, f"an open of {path!r} on {host.name}"
         try:
             file = await mount.open(path)
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, str(error.errno))
             self.errors[f"open: {name}"] += 1
             allowed = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EISDIR, errno.ELOOP)
+            if error.errno == errno.ENOENT and not self._hurt(began_s):
+                self._judged(lambda: self.truth.judge_absence(path, began_s, self._age_s))
             if not allowed and not self._hurt(began_s):
                 self.fail(Broken("errors", f"{name} for an open of {path!r} on {host.name} while nothing was broken"))
             return None
@@ -198,6 +207,8 @@ class Run:
             del self._waiting[token]
         self.trace.step("opened", host.name, path, file.version, file.size_bytes)
         self.dataset.hot.append(path)
+        if not self._hurt(began_s):
+            self._judged(lambda: self.truth.judge_age(file.version, path, file.size_bytes, began_s, self._age_s))
         return file
 
     def _hurt(self, began_s: float) -> bool:
@@ -207,9 +218,16 @@ class Run:
         """One READ, judged; None for an error that may be."""
         self._maybe_edit_under(file.path)
         token, began_s = object(), self.loop.time()
-        self._waiting[token] = began_s, f"{length_bytes} at {offset_bytes} of {file.path!r} on {host.name}"
+        self._waiting[token] = host.process, began_s, f"{length_bytes} at {offset_bytes} of {file.path!r} on {host.name}"
         try:
-            data = await file.mount.read(file, offset_bytes, length_bytes)
+            reading = file.mount.read(file, offset_bytes, length_bytes)
+            if not self._ending and self._dice.random() < 0.02:
+                data = await asyncio.wait_for(reading, self._dice.expovariate(1 / 0.1))
+            else:
+                data = await reading
+        except TimeoutError:
+            self.errors["read: interrupted"] += 1
+            return None
         except OSError as error:
             code = error.errno or 0
             self.errors[f"read: {errno.errorcode.get(code, code)}"] += 1
@@ -360,24 +378,25 @@ class Run:
 
     async def _stop(self) -> None:
         for host in self.spokes:
-            await self._ends(host.stop(), host.name)
+            await self.ends(host.stop(), host.name, STOP_S)
             if host.process.tasks:
                 raise Broken("ends in order", f"{host.name} leaves {[task.get_name() for task in host.process.tasks]}")
             if host.disk is not None and host.disk.open_count():
                 raise Broken("ends in order", f"{host.name} leaves {host.disk.open_count()} files open")
-        await self._ends(self.hub.stop(), "the hub")
+        await self.ends(self.hub.stop(), "the hub", STOP_S)
         if self.hub.process.tasks:
             raise Broken("ends in order", f"the hub leaves {[task.get_name() for task in self.hub.process.tasks]}")
         if self.hub_os.open_count():
             raise Broken("ends in order", f"the hub leaves {self.hub_os.open_count()} files open")
         self.trace.event("ended")
 
-    async def _ends(self, stopping: object, who: str) -> None:
+    async def ends(self, stopping: Awaitable[None], who: str, limit_s: float) -> None:
+        """Somebody was told to stop. Raises Broken."""
         try:
-            async with asyncio.timeout(STOP_S):
-                await stopping  # type: ignore[misc]
+            async with asyncio.timeout(limit_s):
+                await stopping
         except TimeoutError:
-            raise Broken("ends in order", f"{who} does not end within {STOP_S:.0f} s") from None
+            raise Broken("ends in order", f"{who} does not end within {limit_s:.0f} s") from None
 
     def bury(self) -> None:
         """Whatever is left of the processes, while the seams are still there."""
@@ -411,6 +430,7 @@ def run_seed(seed: int, only: Sequence[str] | None = None, *, keep_steps: bool =
     if keep_steps:
         trace.steps = []
     loop = new_loop(trace)
+    loop.ends_s = loop.time() + plan.lasts_s + RUN_S
     scratch = Path(tempfile.mkdtemp(prefix="headrace-sim-", dir=SCRATCH if SCRATCH.is_dir() else None))
     began_s = loop.time()
     collecting = gc.isenabled()

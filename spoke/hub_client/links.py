@@ -108,11 +108,14 @@ class Link(asyncio.BufferedProtocol):
             raise HubUnreachable(f"cannot reach {self._address}: {error.strerror or error}") from None
         try:
             async with asyncio.timeout(limits.HELLO_TIMEOUT_S):
-                return await asyncio.shield(self._ready)
+                welcome = await asyncio.shield(self._ready)
         except TimeoutError:
             silent = DeadlineExceeded(f"{self._address} took the connection but did not answer HELLO")
             self.close(silent)
             raise silent from None
+        if self._closed:  # the hub's last word came with its first: nobody may ask anything here
+            raise self.error or HubUnreachable("the hub closed the connection")
+        return welcome
 
     def _secured(self, host: str) -> asyncio.BufferedProtocol:
         certificates = self._credentials.certificates

@@ -23,7 +23,8 @@ def _collected() -> Iterator[None]:
     gc.collect()
 
 
-SEEDS = range(1, 15)
+SEEDS = (1292, 1369, 863, 536, 599, 26, 144, 32, 36, 334)
+"""Together all kinds of faults; 26 and 144 know none, and so excuse no error; 32 is strict; 36 has more data than a cache holds."""
 
 
 def found_by(seeds: Sequence[int], only: Sequence[str] | None = None) -> list[str]:
@@ -42,13 +43,12 @@ def test_what_must_hold_holds(seed: int) -> None:
     assert outcome.reads > 0
 
 
-def test_these_seeds_break_most_things() -> None:
+def test_these_seeds_break_everything() -> None:
     """Else the runs above would prove little."""
-    kinds = {fault.kind for seed in SEEDS for fault in plan_of(seed).faults}
-    assert len(kinds) >= len(KINDS) * 0.9, sorted(set(KINDS) - kinds)
-    assert any(not plan_of(seed).faults for seed in range(200)), (
-        "some run must know no fault at all, and so excuse no error"
-    )
+    assert {fault.kind for seed in SEEDS for fault in plan_of(seed).faults} == set(KINDS)
+    assert not plan_of(26).faults
+    assert plan_of(32).strict
+    assert plan_of(36).large_files
 
 
 def same(one: Outcome, other: Outcome) -> bool:
@@ -56,12 +56,12 @@ def same(one: Outcome, other: Outcome) -> bool:
 
 
 def test_a_seed_is_the_same_run_again() -> None:
-    assert same(run_seed(16), run_seed(16))
-    assert run_seed(16).digest != run_seed(17).digest
+    assert same(run_seed(26), run_seed(26))
+    assert run_seed(26).digest != run_seed(32).digest
 
 
 def test_a_seed_is_the_same_run_in_another_process_whatever_its_hashes() -> None:
-    program = "from bench.simulation.run import run_seed; print([run_seed(seed).digest for seed in (3, 10)])"
+    program = "from bench.simulation.run import run_seed; print([run_seed(seed).digest for seed in (32, 599)])"
     digests = {
         subprocess.run(
             [sys.executable, "-W", "ignore", "-c", program],
@@ -74,7 +74,7 @@ def test_a_seed_is_the_same_run_in_another_process_whatever_its_hashes() -> None
         for hash_seed in ("1", "2")
     }
     assert len(digests) == 1
-    assert digests == {f"{[run_seed(seed).digest for seed in (3, 10)]}\n"}
+    assert digests == {f"{[run_seed(seed).digest for seed in (32, 599)]}\n"}
 
 
 # --- bugs, put in on purpose ----------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_a_seed_is_the_same_run_in_another_process_whatever_its_hashes() -> None
 
 def test_bytes_from_the_wire_that_nobody_compares_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spoke.fetcher.first_mismatch", lambda *_: None)
-    assert any("[bytes]" in found or "[one version]" in found for found in found_by(range(5), ["link corrupts"]))
+    assert any("[bytes]" in found or "[one version]" in found for found in found_by((52, 48, 42, 40), ["link corrupts"]))
 
 
 def test_bytes_from_the_cache_disk_that_nobody_compares_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,12 +94,12 @@ def test_bytes_from_the_cache_disk_that_nobody_compares_are_found(monkeypatch: p
         return right(*arguments)[0], []
 
     monkeypatch.setattr("spoke.cache.reader.read_blocks", trusting)
-    assert any("[bytes]" in found or "[one version]" in found for found in found_by(range(8), ["cache damaged: data"]))
+    assert any("[bytes]" in found or "[one version]" in found for found in found_by((47, 44, 40), ["cache damaged: data"]))
 
 
 def test_a_hub_that_does_not_notice_a_change_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hub.reader._require_identity", lambda _fd, _identity: None)
-    assert any("[one version]" in found or "[bytes]" in found for found in found_by(range(8), []))
+    assert any("[one version]" in found or "[bytes]" in found for found in found_by((40, 0, 1), []))
 
 
 def test_a_change_that_a_spoke_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +107,11 @@ def test_a_change_that_a_spoke_forgets_is_found(monkeypatch: pytest.MonkeyPatch)
 
     right = Tree.remove
     monkeypatch.setattr(Tree, "remove", lambda tree, path: right(tree, path) if len(path) % 2 else [])
-    assert any("[converges]" in found for found in found_by(range(8), []))
+    assert any("[converges]" in found for found in found_by((45, 41, 42), []))
 
 
 def test_a_request_that_dies_with_its_link_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from spoke.hub_client.client import HubClient
 
     monkeypatch.setattr(HubClient, "_leave_link", lambda *_: None)
-    assert found_by(range(8), ["link reset"])
+    assert found_by(range(4), ["link reset"])
