@@ -218,7 +218,11 @@ class Run:
         """One READ, judged; None for an error that may be."""
         self._maybe_edit_under(file.path)
         token, began_s = object(), self.loop.time()
-        self._waiting[token] = host.process, began_s, f"{length_bytes} at {offset_bytes} of {file.path!r} on {host.name}"
+        self._waiting[token] = (
+            host.process,
+            began_s,
+            f"{length_bytes} at {offset_bytes} of {file.path!r} on {host.name}",
+        )
         try:
             reading = file.mount.read(file, offset_bytes, length_bytes)
             if not self._ending and self._dice.random() < 0.02:

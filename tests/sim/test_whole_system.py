@@ -82,7 +82,9 @@ def test_a_seed_is_the_same_run_in_another_process_whatever_its_hashes() -> None
 
 def test_bytes_from_the_wire_that_nobody_compares_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spoke.fetcher.first_mismatch", lambda *_: None)
-    assert any("[bytes]" in found or "[one version]" in found for found in found_by((52, 48, 42, 40), ["link corrupts"]))
+    assert any(
+        "[bytes]" in found or "[one version]" in found for found in found_by((52, 48, 42, 40), ["link corrupts"])
+    )
 
 
 def test_bytes_from_the_cache_disk_that_nobody_compares_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +96,9 @@ def test_bytes_from_the_cache_disk_that_nobody_compares_are_found(monkeypatch: p
         return right(*arguments)[0], []
 
     monkeypatch.setattr("spoke.cache.reader.read_blocks", trusting)
-    assert any("[bytes]" in found or "[one version]" in found for found in found_by((47, 44, 40), ["cache damaged: data"]))
+    assert any(
+        "[bytes]" in found or "[one version]" in found for found in found_by((47, 44, 40), ["cache damaged: data"])
+    )
 
 
 def test_a_hub_that_does_not_notice_a_change_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
