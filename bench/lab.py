@@ -342,7 +342,7 @@ class Spoke:
         self.mountpoint = mountpoint
         self.cache = cache
         self._lab = lab
-        self._metrics = metrics
+        self.metrics = metrics
 
     def status(self) -> dict[str, Any]:
         """What ``headrace-spoke status --json`` prints. Raises LabError."""
@@ -351,7 +351,7 @@ class Spoke:
         return facts
 
     def numbers(self) -> Metrics:
-        return read_metrics(self._metrics)
+        return read_metrics(self.metrics)
 
     def warm(self, *paths: str) -> None:
         self._lab._spoke_command("warm", str(self.mountpoint), *paths, "--quiet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
@@ -36,7 +37,17 @@ def exit_codes(command: Callable[ParamT, ResultT]) -> Callable[ParamT, ResultT]:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(EXIT_FAILED) from None
 
+    wrapped.__doc__ = reflowed(command.__doc__)
     return wrapped
+
+
+def reflowed(text: str | None) -> str | None:
+    """A docstring as help: paragraphs in one line each, for the terminal to fold at its own width; those that begin with a backspace
+    stay as they are."""
+    if text is None:
+        return None
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(part if part.startswith("\b") else " ".join(part.split()) for part in paragraphs)
 
 
 def warn(lines: Iterable[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from common import __version__
+from common.completion import add_completion
 from common.terminal import EXIT_FAILED, exit_codes, warn
 from spoke import cache_cli, estimate_cli, explain_cli, look_cli, plan_cli, purge_cli, verify_cli, warm_cli
 from spoke.asking import Mountpoint, untouched_path
@@ -221,7 +222,14 @@ def umount(
 @app.command()
 @exit_codes
 def upgrade(mountpoint: Mountpoint) -> None:
-    """Start a new worker with the code and settings on disk and let it take the mount over; open files and mappings go on."""
+    """Start a new worker with the code and settings on disk and let it take the mount over; open files and mappings go on.
+
+    Readers see a pause of some tenths of a second. If the new worker cannot serve, the old one goes on, and the reason is told (exit 1).
+
+    \b
+    Example:
+      pip install headrace-0.2.0-py3-none-any.whl && headrace-spoke upgrade /mnt/c4
+    """
     from spoke.asking import ask_supervisor
 
     typer.echo(ask_supervisor(mountpoint, "upgrade")["said"])
@@ -260,6 +268,7 @@ app.command()(warm_cli.unpin)
 app.command()(purge_cli.purge)
 app.command()(verify_cli.verify)
 app.command()(estimate_cli.estimate)
+add_completion(app, "headrace-spoke")
 
 
 @app.command()

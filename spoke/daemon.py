@@ -26,7 +26,7 @@ from common.config import Loaded
 from common.entries import Entry
 from common.errors import CacheDirectoryError, HeadraceError, HubUnreachable, UsageError
 from common.log import get_logger
-from common.metrics import HttpPages, TableCollector, preload
+from common.metrics import HttpPages, TableCollector
 from common.runtime import cancel_and_wait
 from common.units import parse_address
 from spoke import control
@@ -283,7 +283,6 @@ class Spoke:
         if self.suspicious is not None:
             log.error("hub suspicious since before this start: the old names are kept", seen=str(self.suspicious))
         await self.journal.__aenter__()
-        preloading = asyncio.create_task(preload(), name="preload")  # while the hub is on its way to answer
         self.follower.start()
         self.fetcher.start()
         self.client.start()
@@ -300,7 +299,6 @@ class Spoke:
         await self.learner.start()
         await self._mount()
         await self.control.start()
-        await preloading
         await self.shared_port.start(self.pages, *self._metrics_address())
         self._upkeep.append(asyncio.create_task(self._keep_house(), name="housekeeping"))
         self._upkeep.append(asyncio.create_task(self._take_samples(), name="samples"))

@@ -58,6 +58,11 @@ def warm(
     """Fetch and verify files ahead of a job; exit 0 only when all that is named is cached and verified.
 
     Says first what it will fetch, whether it fits and how long it takes. Broken off, it goes on where it was.
+
+    \b
+    Examples:
+      headrace-spoke warm /mnt/c4 train/ --dry-run
+      headrace-spoke warm /mnt/c4 train/ --rate 2gbit --pin
     """
     root = locate(mountpoint)
     given = paths if paths else [] if plan is not None or order is not None else [""]

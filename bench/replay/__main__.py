@@ -38,7 +38,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--trace", type=Path, action="append", default=[], help="a file that `mount --record` wrote, instead"
     )
-    parser.add_argument("--policies", default=POLICIES, help="none, kernel[:SIZE], window[:SIZE], planner, orders, oracle; "
+    parser.add_argument("--policies", default=POLICIES, help="none, kernel[:SIZE], window[:SIZE], perceptron, planner, orders, oracle; "
                         f"/ours, /lru, /clock or /belady for the eviction (default {POLICIES})")  # fmt: skip
     parser.add_argument("--rtt", type=parse_duration, default=0.060, help="round trip (default 60ms)")
     parser.add_argument("--rate", type=parse_rate, default=125e6, help="of the link (default 1gbit)")

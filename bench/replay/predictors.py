@@ -10,6 +10,7 @@ from itertools import pairwise
 from bench.replay.evictors import FILE_SHIFT, Belady
 from bench.replay.future import NEVER, Future
 from bench.replay.orders import orders_of
+from bench.replay.perceptron import Perceptron
 from bench.replay.simulator import HIT, MISS, RESULTS, Predictor, Read, Simulation, split
 from bench.replay.trace import Trace
 from common import limits
@@ -18,7 +19,7 @@ from common.errors import UsageError
 from common.units import parse_size
 from spoke.prefetch.planner import Fetch, FileFacts, Planner, ReadSeen
 
-PREDICTORS = ("none", "kernel", "window", "planner", "orders", "oracle")
+PREDICTORS = ("none", "kernel", "window", "perceptron", "planner", "orders", "oracle")
 
 
 class _Base:
@@ -242,6 +243,8 @@ def make_predictor(
             return KernelReadahead(parse_size(argument or "1MiB"))
         case "window":
             return FixedWindow(parse_size(argument or "4MiB"))
+        case "perceptron":
+            return Perceptron()
         case "planner" | "orders":
             return Planned(trace, capacity_bytes, orders=name == "orders", timed=timed)
         case "oracle":

@@ -153,13 +153,14 @@ class EvictionPolicy:
     """All cached extents, what is known of their use, and the choice of the next victim.
 
     ``next_use``: set while orders are followed; None: nothing is known of the future. ``awaited``: what whoever evicts an extent
-    should leave of it.
+    should leave of it. ``spared``: extents that are not chosen now, until whoever evicts takes them out again.
     """
 
     def __init__(self, dice: Random, capacity_bytes: int) -> None:
         self._dice = dice
         self.next_use: NextUse | None = None
         self.awaited: Awaited | None = None
+        self.spared: set[tuple[bytes, int]] = set()
         self._foreseen: list[tuple[int, int, FileExtents, int]] = []  # steps until used, least first; a tie-break
         self._foreseen_keys: set[tuple[bytes, int]] = set()
         self._foreseen_serial = 0
@@ -424,9 +425,10 @@ class EvictionPolicy:
             return False
         return not file.unread[extent] or age_ticks > self._capacity_ticks
 
-    @staticmethod
-    def _is_held(file: FileExtents, extent: int, whole_files: bool) -> bool:
-        return bool(file.pins) or extent in file.busy or (whole_files and bool(file.busy))
+    def _is_held(self, file: FileExtents, extent: int, whole_files: bool) -> bool:
+        if file.pins or extent in file.busy or (whole_files and file.busy):
+            return True
+        return bool(self.spared) and (file.version, extent) in self.spared
 
     def _enter(self, file: FileExtents, extent: int) -> None:
         file.places[extent] = len(self._pool_extents)

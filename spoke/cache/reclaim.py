@@ -9,17 +9,28 @@ import asyncio
 import errno
 from collections.abc import Callable
 from random import Random
+from typing import NamedTuple
 
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, subtract
 from common.limits import CACHE_EVICT_BATCH_BYTES, CACHE_EVICT_ROUNDS_MAX
 from spoke.cache.cached_file import CachedFile, free_space
+from spoke.cache.eviction import FileExtents
 from spoke.cache.health import NoRoom, TroubleKind
 from spoke.cache.quota import FreeSpace, Ledger
 from spoke.cache.shelf import Shelf
 
 _BATCHES_OF_CAPACITY = 64
 _NEW_FILE_INODES = 3
+_SPARED_MAX = 64  # extents of which nothing may go that a batch passes over, before what is about to be read goes
 OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class _Leaving(NamedTuple):
+    """Of a file, what an eviction takes; ``leaving_bytes`` of it are present."""
+
+    file: CachedFile
+    spans: list[BlockRange]
+    leaving_bytes: int
 
 
 class Reclaimer:
@@ -138,6 +149,7 @@ class Reclaimer:
                 if evicted_bytes is None:
                     break
                 freed_bytes += evicted_bytes
+        self._shelf.policy.spared.clear()
         self.making_room = None
         self.evicted_bytes_total += freed_bytes
         if jobs:
@@ -166,27 +178,38 @@ class Reclaimer:
             choice = shelf.policy.choose(whole_file)
         if choice is None:
             return None
-        extents, extent = choice
+        if whole_file:
+            file = shelf.files[choice[0].version]
+            jobs.add(shelf.remove(file))
+            return file.charged_bytes
+        # Scattered records: the extent that is used last may hold nothing but what is about to be read, while others hold much that was.
+        policy, next_choice, found = shelf.policy, choice, self._leaving(*choice)
+        while not found.leaving_bytes and len(policy.spared) < _SPARED_MAX:
+            policy.spared.add((found.file.version, next_choice[1]))
+            another = policy.choose(whole_file)
+            if another is None:
+                policy.freed()
+                break
+            next_choice, found = another, self._leaving(*another)
+        if not found.leaving_bytes:  # where all is awaited, all goes
+            found = self._leaving(*choice, spare=False)
+        job = shelf.free(found.file, found.spans)
+        if job is not None:
+            jobs.add(job)
+        return found.file.charged_bytes if found.file.removed else found.leaving_bytes
+
+    def _leaving(self, extents: FileExtents, extent: int, *, spare: bool = True) -> _Leaving:
+        """What would go of an extent: all of it, but, with ``spare``, what orders say is about to be read."""
+        shelf = self._shelf
         file = shelf.files[extents.version]
         blocks = file.blocks
         assert blocks is not None
-        if whole_file:
-            jobs.add(shelf.remove(file))
-            return file.charged_bytes
         first_block = extent * EXTENT_BLOCKS
-        span = BlockRange(first_block, min(EXTENT_BLOCKS, blocks.block_count - first_block))
-        present_bytes = blocks.present_in_extent(extent) * BLOCK_BYTES
-        spans = [span]
-        for kept in shelf.policy.awaited(file.version, extent) if shelf.policy.awaited is not None else ():
-            spans = subtract(spans, kept)
-        leaving_bytes = sum(blocks.count_present(found) for found in spans) * BLOCK_BYTES
-        if leaving_bytes:  # where all is awaited, all goes
-            job, present_bytes = shelf.free(file, spans), leaving_bytes
-        else:
-            job = shelf.free(file, [span])
-        if job is not None:
-            jobs.add(job)
-        return file.charged_bytes if file.removed else present_bytes
+        spans = [BlockRange(first_block, min(EXTENT_BLOCKS, blocks.block_count - first_block))]
+        if spare and shelf.policy.awaited is not None:
+            for kept in shelf.policy.awaited(file.version, extent):
+                spans = subtract(spans, kept)
+        return _Leaving(file, spans, sum(blocks.count_present(found) for found in spans) * BLOCK_BYTES)
 
     def _load_one(self) -> None:
         unloaded = self._shelf.unloaded

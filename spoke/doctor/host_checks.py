@@ -115,6 +115,25 @@ def check_spoke(facts: Facts) -> Iterator[Finding]:
 # --- kernel and FUSE -------------------------------------------------------------------------------------
 
 
+def check_metrics(facts: Facts) -> Finding | None:
+    """Are the mount's figures to be had somewhere?"""
+    status = facts.mount.status if facts.mount is not None else None
+    if status is None or "metrics" not in status:
+        return None
+    if status["metrics"] is None:
+        return Finding(
+            "metrics",
+            Level.WARNING,
+            "the metrics port is taken by something that is no spoke of this user",
+            "Prometheus sees nothing of this mount, and no alert fires for it",
+            "give another --metrics port, or end what has it (ss -ltnp); spokes of one user share a port by themselves",
+        )
+    by = status.get("metrics_served_by")
+    return Finding(
+        "metrics", Level.OK, f"at http://{status['metrics']}/metrics" + (f", by the spoke of {by}" if by else "")
+    )
+
+
 def check_kernel(facts: Facts) -> Finding | None:
     kernel, release = facts.host.kernel, facts.host.kernel_release
     if kernel is None:
@@ -347,6 +366,7 @@ def check_clock(facts: Facts) -> Finding | None:
 
 _CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     check_mount,
+    check_metrics,
     check_kernel,
     check_passthrough,
     check_resend,

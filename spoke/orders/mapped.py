@@ -17,9 +17,12 @@ from xxhash import xxh3_64_intdigest
 from common.errors import DamagedOrder, DiskError
 from spoke.orders.layout import FILE, HEADER_BYTES, ROW_BYTES, RUN, SEGMENT, Header, decode_about, decode_header
 from spoke.orders.segment import PAGES_MAX, ROWS_MAX, Segment, pages_of
-from spoke.prefetch.orders import FileFacts, Reason, Step
+from spoke.prefetch.orders import FileFacts, Reader, Reason, Step
 
-__all__ = ["MappedOrder", "open_order"]
+__all__ = ["READER", "MappedOrder", "open_order"]
+
+READER = "reader"
+"""The note by which an order's maker says how its files will be read."""
 
 
 class FileTable(Sequence[FileFacts]):
@@ -56,13 +59,17 @@ class FileTable(Sequence[FileFacts]):
 
 
 class MappedOrder:
-    """An :class:`~spoke.prefetch.orders.Order`; make it with :func:`open_order`. ``meta``: its maker's notes."""
+    """An :class:`~spoke.prefetch.orders.Order`; make it with :func:`open_order`. ``meta``: its maker's notes.
+
+    ``reader``: one of them, None if they do not say.
+    """
 
     def __init__(self, view: memoryview, header: Header, segments: Sequence[tuple[int, int]]) -> None:
         about = decode_about(bytes(view[header.about_at : header.total_bytes]))
         self.name: str = about.name
         self.reason: Reason = about.reason
         self.meta: Mapping[str, str] = about.meta
+        self.reader = _reader(about.meta.get(READER))
         self.files = FileTable(view, header)
         self.lane_count = header.lanes
         self.step_count = header.steps
@@ -228,6 +235,10 @@ def _check_files(view: memoryview, header: Header) -> None:
     by_version = view[header.by_version_at : header.by_version_at + 4 * header.files].cast("I")
     if any(number >= header.files for number in by_version):
         raise DamagedOrder("the files by version name a file that is not there")
+
+
+def _reader(note: str | None) -> Reader | None:
+    return Reader(note) if note in (Reader.EXACT.value, Reader.MAPPED.value) else None
 
 
 def _segment(view: memoryview, at: int, rows: int) -> Segment:

@@ -73,11 +73,11 @@ class Cursor:
     """``front``: the furthest position read. ``spread``: how far behind it, or ahead of it at once, others read.
 
     ``is_at_end``: nothing was left to predict. ``is_later_pass``: it began at the start of a lane while others were at its end, whose
-    marks lie before it.
+    marks lie before it. ``used_at_read``: the read that last fulfilled one of its predictions, which an echo of an earlier one does not.
     """
 
     __slots__ = ("ahead_bytes", "average_bytes", "front", "is_at_end", "is_later_pass", "items", "lane", "matched_reads",
-                 "next_offset_bytes", "next_position", "run", "seen_at_read", "spread", "trail", "window")  # fmt: skip
+                 "next_offset_bytes", "next_position", "run", "seen_at_read", "spread", "trail", "used_at_read", "window")  # fmt: skip
 
     def __init__(self, now_s: float, lane: int, front: int, window_bytes: int) -> None:
         self.lane = lane
@@ -97,6 +97,7 @@ class Cursor:
         self.average_bytes = float(PIECE_BYTES)
         self.matched_reads = 0
         self.seen_at_read = 0
+        self.used_at_read = 0
         self.run = Run(-1, 0)
 
     @property

@@ -20,7 +20,7 @@ from spoke.prefetch.cursor import PIECE_BYTES, Cursor, Item, Marks, Run, State
 from spoke.prefetch.gate import Gate
 from spoke.prefetch.lockon import Finder, Found
 from spoke.prefetch.next_use import NEVER, steps_until
-from spoke.prefetch.orders import Order, Reason
+from spoke.prefetch.orders import Order, Reader, Reason
 from spoke.prefetch.predictions import Predictions
 from spoke.prefetch.recording import Recording
 from spoke.prefetch.shapes import Shapes, make_room
@@ -40,6 +40,7 @@ _VAIN_EVERY = 8
 _FORGET_EVERY = 1024
 _QUIET_MAX_BYTES = 4 * EXTENT_BYTES
 _WRAP_SHARE = 4
+_GONE_SHARE = 8
 _WRAP_BYTES_SHARE = 24
 
 
@@ -78,7 +79,8 @@ class Follower:
         self._hungry: OrderedDict[int, Cursor] = OrderedDict()
         self._predictions = Predictions()
         self._marks = Marks()
-        self._shapes = Shapes(as_recorded=order.reason is Reason.LEARNED)
+        self._reader: Reader | None = getattr(order, "reader", None)  # those on disk may have one
+        self._shapes = Shapes(as_recorded=self._is_learned, is_mapped=self._reader is Reader.MAPPED)
         self._finder = Finder(order, self._shapes)
         self._reads = 0
         self._files: dict[int, FileFacts] = {}
@@ -87,8 +89,10 @@ class Follower:
     # --- events ------------------------------------------------------------------------------------------
 
     def start(self, now_s: float) -> None:
-        """A declared plan may be fetched from its beginning before anybody reads; lanes of other nodes are not guessed at."""
-        if self.order.reason is Reason.PLAN and self.order.lane_count <= _LANES_STARTED_MAX:
+        """A declared plan may be fetched from its beginning before anybody reads, a recipe's order too if its reader is known, so that
+        the READs have the right shape; lanes of other nodes are not guessed at."""
+        begins = self.order.reason is Reason.PLAN or self._reader is not None
+        if begins and self.order.lane_count <= _LANES_STARTED_MAX:
             for lane in range(self.order.lane_count):
                 if not any(cursor.lane == lane for cursor in self._cursors):
                     window_bytes = limits.PREFETCH_START_BYTES // max(1, self.order.lane_count)
@@ -396,6 +400,7 @@ class Follower:
         else:
             self.gate.refunded(cost_bytes)
         item.state = State.READ
+        item.cursor.used_at_read = self._reads
         self._marks.set(item.cursor.lane, item.position, read=True)
 
     def _leave_behind(self, cursor: Cursor) -> None:
@@ -457,7 +462,7 @@ class Follower:
         self._add(cursor)
 
     def _add(self, cursor: Cursor) -> None:
-        cursor.seen_at_read = self._reads
+        cursor.seen_at_read = cursor.used_at_read = self._reads
         self._cursors.append(cursor)
         if len(self._cursors) > limits.ORDER_CURSORS_MAX:
             self._give_up(min(self._cursors, key=lambda known: known.seen_at_read))
@@ -582,8 +587,11 @@ class Follower:
         """Half a lane later those who were at its end are gone; what they marked as read is still to come."""
         cursor.is_later_pass = False
         self._came_again = True
+        # In a short lane those who were at its end are gone sooner.
+        lane_steps = self.order.length(cursor.lane) - self.order.first(cursor.lane)
+        patience = min(limits.ORDER_IDLE_READS // 2, lane_steps // _GONE_SHARE)
         for other in [other for other in self._cursors if other.lane == cursor.lane and other is not cursor]:
-            if self._is_past_middle(other) and other.seen_at_read + limits.ORDER_IDLE_READS // 2 < self._reads:
+            if self._is_past_middle(other) and other.used_at_read + patience < self._reads:
                 self._give_up(other)
         if not any(other.lane == cursor.lane and other.front > cursor.front for other in self._cursors):
             self._marks.clear_from(cursor.lane, cursor.next_position)

@@ -7,12 +7,13 @@ job) reads in this sequence; its workers share it out, so that reads arrive disp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.scorecard import Reason
 
-__all__ = ["FileFacts", "Order", "Reason", "Step"]
+__all__ = ["FileFacts", "Order", "Reader", "Reason", "Step"]
 
 
 class Step(NamedTuple):
@@ -21,6 +22,13 @@ class Step(NamedTuple):
     file: int
     offset_bytes: int
     length_bytes: int
+
+
+class Reader(Enum):
+    """How whoever made an order expects its files to be read: by ``read`` or ``pread``, or mapped, by page faults that move more."""
+
+    EXACT = "exact"
+    MAPPED = "mapped"
 
 
 class Order(Protocol):

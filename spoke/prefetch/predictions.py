@@ -37,7 +37,13 @@ class Predictions:
         hits: list[Item] = []
         for place in range(first, min((end_bytes - 1 >> PIECE_SHIFT) + 1, first + _PIECES_MAX)):
             for item in by_place.get(base | place, ()):
-                if item.start_bytes & ~4095 < end_bytes and item.end_bytes > start_bytes and item not in hits:
+                item_bytes = item.start_bytes
+                # Listed where it begins and where it ends: it counts in the first of these that the READ touches.
+                if (
+                    (place == first or item_bytes >> PIECE_SHIFT == place)
+                    and item_bytes & ~4095 < end_bytes
+                    and item.end_bytes > start_bytes
+                ):
                     hits.append(item)
         return hits
 

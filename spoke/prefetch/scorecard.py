@@ -7,7 +7,7 @@ bounded, and an extent that falls out of it is simply not counted.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -174,9 +174,16 @@ class Ledger:
         return wasted_bytes
 
 
-def _masks(blocks: BlockRange) -> Iterator[tuple[int, int]]:
+def _masks(blocks: BlockRange) -> Iterable[tuple[int, int]]:
     """(extent index, bits of the blocks in it) for each extent that ``blocks`` touches."""
-    first_block, end_block = blocks.first_block, blocks.first_block + blocks.block_count
+    first_block, block_count = blocks
+    bit = first_block % EXTENT_BLOCKS
+    if bit + block_count <= EXTENT_BLOCKS:  # most READs: at half the cost of a generator
+        return ((first_block // EXTENT_BLOCKS, ((1 << block_count) - 1) << bit),) if block_count else ()
+    return _masks_of_many(first_block, first_block + block_count)
+
+
+def _masks_of_many(first_block: int, end_block: int) -> Iterator[tuple[int, int]]:
     while first_block < end_block:
         index, bit = divmod(first_block, EXTENT_BLOCKS)
         count = min(EXTENT_BLOCKS - bit, end_block - first_block)

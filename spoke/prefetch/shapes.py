@@ -12,11 +12,14 @@ _ORDER_VOTES_MAX = 64
 
 
 class Shapes:
-    """``as_recorded``: the steps are READs as they came, so that none needs more than it says."""
+    """``as_recorded``: the steps are READs as they came, so that none needs more than it says.
 
-    def __init__(self, *, as_recorded: bool) -> None:
+    ``is_mapped``: whoever made the order says that its reader maps the files; the first READs tell whether that is so.
+    """
+
+    def __init__(self, *, as_recorded: bool, is_mapped: bool = False) -> None:
         self.as_recorded = as_recorded
-        self._votes = 0
+        self._votes = 1 if is_mapped and not as_recorded else 0
         self._votes_by_file: dict[int, int] = {}
         self._bytes = FAULT_BYTES
         self._bytes_by_file: dict[int, int] = {}

@@ -124,8 +124,9 @@ class StrideTable:
         """(step, reads) of the longest progression that ends in this read, if no chance."""
         recent = self._recent
         best_reads, best_step = 2, 0
-        for before in recent:
-            if 2 * before - start_block in recent and recent[before] == read_blocks and before != start_block:
+        # Every read that continues no run comes by here, and hardly one has two before it at equal distances.
+        for before in [before for before in recent if 2 * before - start_block in recent]:
+            if recent[before] == read_blocks and before != start_block:
                 step = start_block - before
                 if abs(step) > _LONGEST_STEP_BLOCKS:
                     continue

@@ -18,7 +18,9 @@ from common import limits
 from common.errors import DiskError, HeadraceError, UsageError
 from spoke import control
 from spoke.fuse.mountpoint import locate
+from spoke.orders.mapped import READER
 from spoke.places import runtime_dir
+from spoke.prefetch.orders import Reader
 from spoke.recipes import NAMES
 from spoke.recipes.options import Given, Options
 
@@ -101,6 +103,7 @@ class _Run:
         facts = [self._files.facts(os.fsdecode(path)) for path in self._recipe.paths]
         meta = {f"option.{option}": value for option, value in self._options.notes.items()}
         meta |= {f"lane.{number}": lane for number, lane in enumerate(self._recipe.lanes[:256])}
+        meta[READER] = (Reader.MAPPED if self._recipe.is_mapped else Reader.EXACT).value
         meta["begins"] = f"epoch {self._place.epoch}, sample {self._place.sample}"
         room_bytes = 40 * self._max_steps
         try:

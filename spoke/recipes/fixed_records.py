@@ -22,6 +22,7 @@ class FixedRecords:
     """Records in lanes, one for each rank asked for."""
 
     epochs: int | None = None
+    is_mapped = False
 
     def __init__(self, options: Options, files: MountedFiles) -> None:
         self._files = files

@@ -41,6 +41,7 @@ class Litdata:
     """Items in lanes: workers of the ranks asked for, rank by rank."""
 
     epochs: int | None = None
+    is_mapped = True
 
     def __init__(self, options: Options, files: MountedFiles) -> None:
         directory = options.text("dir", "input-dir")

@@ -1,6 +1,7 @@
 """The recipe ``megatron``: options to datasets, blend and ranks. The order of one dataset is in ``megatron_index``.
 
-Both of Megatron's readers (mapped and ``--no-mmap-bin-files``) ask for the same bytes; the follower sees which pages.
+Both of Megatron's readers (mapped and ``--no-mmap-bin-files``) ask for the same bytes; the follower sees which pages,
+and is told which reader to expect.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Megatron:
 
     def __init__(self, options: Options, files: MountedFiles) -> None:
         self._files = files
+        self.is_mapped = not options.flag("no-mmap-bin-files")
         self.paths: list[bytes] = []
         described, self._exact = _described(options, files)
         if described:

@@ -63,6 +63,9 @@ class Recipe(Protocol):
     def lanes(self) -> Sequence[str]: ...
     @property
     def epochs(self) -> int | None: ...
+    @property
+    def is_mapped(self) -> bool:
+        """Its loader maps the files, unless told otherwise: most reads are page faults."""
 
     def epoch(self, number: int) -> Epoch:
         """Counted from 0, which is the run's first one whatever the loader calls it."""

@@ -23,6 +23,7 @@ class OlmoCore:
     """Rows in lanes, one for each data-parallel rank asked for."""
 
     epochs: int | None = None
+    is_mapped = False
 
     def __init__(self, options: Options, files: MountedFiles) -> None:
         self._files = files

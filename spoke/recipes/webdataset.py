@@ -28,6 +28,7 @@ class Webdataset:
     """Shards in lanes: workers of the ranks asked for, rank by rank."""
 
     epochs: int | None = None
+    is_mapped = False
 
     def __init__(self, options: Options, files: MountedFiles) -> None:
         words = options.words("shards", "urls")

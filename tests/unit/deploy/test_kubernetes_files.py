@@ -200,5 +200,6 @@ def test_the_image_copies_what_the_build_needs_and_runs_as_nobody() -> None:
     for source in sources:
         assert (ROOT.parents[1] / source).exists()
         assert f"!{source}" in (container / "Dockerfile.dockerignore").read_text().splitlines()
-    assert {"common", "hub", "spoke", "pyproject.toml", "README.md", "LICENSE"} == sources
+    named = {"common", "hub", "spoke", "pyproject.toml", "README.md", "LICENSE", "deploy/constraints.txt"}
+    assert named == sources
     assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", text, re.MULTILINE)

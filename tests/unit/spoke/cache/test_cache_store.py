@@ -447,6 +447,24 @@ async def test_who_listens_hears_what_is_cached_no_more(store: Store) -> None:
     assert evicted == {other.version for other in others if other.state(store) == "absent"}
 
 
+async def test_what_is_about_to_be_read_stays_while_other_extents_hold_what_was_read(open_store) -> None:
+    """Scattered records: the extent used last holds nothing but what orders foretold, as after some evictions it does."""
+    store = open_store(capacity_bytes=16 * EXTENT_BYTES)
+    file, other = File(31, 16 * EXTENT_BYTES), File(32, 16 * EXTENT_BYTES)
+    awaited = {extent: [BlockRange(extent * 256, 64)] for extent in range(8)}
+    for extent in range(8):
+        await file.put(store, awaited[extent][0])
+    await file.put(store, BlockRange(8 * 256, 8 * 256))
+
+    def next_use(version: bytes, extent: int) -> int | None:
+        return (1000 if extent in awaited else 10) if version == file.version else 1
+
+    store.foresee(next_use, lambda version, extent: awaited.get(extent, []) if version == file.version else [])
+    await other.put(store, BlockRange(0, 10 * 256))
+    kept = [store.missing(file.version, file.size_bytes, blocks) == [] for (blocks,) in awaited.values()]
+    assert kept == [True] * 8
+
+
 async def test_only_what_is_whole_and_verified_is_lent(open_store) -> None:
     store = open_store()
     file = File(1, EXTENT_BYTES + 5000)

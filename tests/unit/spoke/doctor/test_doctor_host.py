@@ -32,6 +32,20 @@ def with_mount(**changes: Any) -> Facts:
     return replace(SOUND, mount=replace(MOUNT, **changes))
 
 
+@pytest.mark.parametrize(
+    ("told", "level", "seen"),
+    [
+        ({"metrics": None, "metrics_served_by": None}, Level.WARNING, "is taken"),
+        ({"metrics": "127.0.0.1:9421", "metrics_served_by": None}, Level.OK, "at http://127.0.0.1:9421/metrics"),
+        ({"metrics": "127.0.0.1:9421", "metrics_served_by": "/mnt/a"}, Level.OK, "by the spoke of /mnt/a"),
+    ],
+)
+def test_where_the_figures_are(told: dict[str, Any], level: Level, seen: str) -> None:
+    found = of(with_mount(status={**status(), **told}), "metrics")
+    assert found.level is level
+    assert seen in found.seen
+
+
 # --- kernel and FUSE -----------------------------------------------------------------------------------------
 
 

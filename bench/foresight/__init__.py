@@ -1,0 +1,1 @@
+"""What fetching ahead is worth to jobs on a real mount behind a long link: ``python -m bench.foresight``."""
