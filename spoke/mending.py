@@ -45,6 +45,8 @@ class Mending:
         self._lent: dict[bytes, int] = {}
         self.refetches: Callable[[bytes], bool] = lambda version: True
         """Whether what is bad of a version is fetched again now; else when somebody reads it."""
+        self.on_found: Callable[[Bad], None] = lambda bad: None
+        """Told of each finding, whoever made it."""
 
     @property
     def mending_files(self) -> int:
@@ -58,6 +60,7 @@ class Mending:
 
     def found(self, bad: Bad) -> None:
         """The cache could not believe blocks of its own."""
+        self.on_found(bad)
         complaint = self._complain(bad.version, "cached blocks were bad, they are fetched again from the hub")
         if complaint is not None:
             complaint.causes[bad.cause] = None

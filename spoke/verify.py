@@ -16,7 +16,7 @@ from common.errors import HeadraceError, UsageError
 from common.pacing import Pacer
 from common.runtime import cancel_and_wait, settle
 from common.wire.messages import Priority
-from spoke.cache.store import Store
+from spoke.cache.store import Bad, Store
 from spoke.fetcher import Fetcher
 from spoke.hub_client.single_flight import Want
 from spoke.mending import Mending
@@ -50,7 +50,8 @@ class Verifying:
         check = _Check(self._store, versions, self._clock, request.get("rate_bytes_per_s"))
         repair = bool(request.get("repair", True))
         self._running = True
-        refetches = self._mending.refetches
+        refetches, on_found = self._mending.refetches, self._mending.on_found
+        self._mending.on_found = check.found
         if not repair:
             self._mending.refetches = lambda version: version not in check.bad and refetches(version)
         work = asyncio.create_task(check.run(), name="verify")
@@ -63,7 +64,7 @@ class Verifying:
             yield await self._outcome(check, mended_blocks)
         finally:
             await cancel_and_wait(work)
-            self._mending.refetches = refetches
+            self._mending.refetches, self._mending.on_found = refetches, on_found
             self._running = False
 
     def _versions_at(self, paths: Iterable[bytes]) -> list[bytes]:
@@ -126,7 +127,7 @@ class _Check:
         self, store: Store, versions: list[bytes], clock: Callable[[], float], rate_bytes_per_s: float | None
     ) -> None:
         self._store = store
-        self._versions = versions
+        self._versions = dict.fromkeys(versions)
         self._clock = clock
         self._pacer = Pacer(rate_bytes_per_s or None, limits.SCRUB_SLICE_BLOCKS * BLOCK_BYTES)
         self._began_s = clock()
@@ -146,6 +147,15 @@ class _Check:
             "duration_s": self._clock() - self._began_s,
         }
 
+    def found(self, bad: Bad) -> None:
+        """By somebody else meanwhile, who was ahead of us in this file: a reader, the scrub, a doubt about all of it."""
+        if bad.version in self._versions:
+            self._note(bad.version, bad.size_bytes, bad.blocks)
+
+    def _note(self, version: bytes, size_bytes: int, blocks: list[BlockRange]) -> None:
+        self.sizes[version] = size_bytes
+        self.bad[version] = coalesce([*self.bad.get(version, []), *blocks])
+
     async def run(self) -> None:
         for version in self._versions:
             size_bytes = self._store.size_of(version)
@@ -162,7 +172,6 @@ class _Check:
                 self._checked_bytes += seen.checked_bytes
                 self._checked_blocks += seen.checked_blocks
                 if seen.bad and size_bytes is not None:
-                    self.sizes[version] = size_bytes
-                    self.bad[version] = coalesce([*self.bad.get(version, []), *seen.bad])
+                    self._note(version, size_bytes, seen.bad)
                 block = seen.next_block
             self._files_done += 1
