@@ -360,6 +360,8 @@ class Spoke:
         self.store.on_whole = operations.became_whole
         self.retention.on_erased = operations.forget_bytes
         terms = await device.serve(operations, handed.ledger.terms if handed is not None and handed.ledger else None)
+        if self.line is not None:
+            self.line.say("answers")  # whatever ends us from here on, it was no failed start
         if self.line is not None and not terms.resend:
             log.warning(
                 "this kernel cannot send requests again (Linux 6.9 or newer can): if the worker dies, reads it had in hand get EIO"

@@ -1,8 +1,9 @@
 """What supervisor and worker say to each other: small JSON objects, descriptors beside them, over one socket pair.
 
 A message is one packet (SOCK_SEQPACKET), so a killed sender leaves none in halves. ``{"say": NAME, …}``, by the worker:
-``mounted`` (the device and the ledger beside it), ``ready``, ``alive``, ``prepared``, ``stopping``, ``released``; by the supervisor:
-``start`` (with the descriptors where there is a mount to go on with), ``release``, ``take-back``, ``end``.
+``mounted`` (the device and the ledger beside it), ``answers`` (the kernel is served), ``ready``, ``alive``, ``prepared``,
+``stopping``, ``released``; by the supervisor: ``start`` (with the descriptors where there is a mount to go on with), ``release``,
+``take-back``, ``end``.
 """
 
 from __future__ import annotations

@@ -213,6 +213,9 @@ class Supervisor:
             case "mounted" if len(fds) == 2 and not self._device_fds:
                 self._device_fds, fds = fds, []
                 self._service.store(self._device_fds)
+            case "answers":
+                worker.answered = True
+                self._restarts.served()
             case "ready":
                 self._is_ready(worker, message)
             case "prepared":
@@ -230,9 +233,9 @@ class Supervisor:
         return True
 
     def _is_ready(self, worker: Worker, message: Message) -> None:
-        worker.served = True
+        worker.served = worker.answered = True
         self._restarts.served()
-        self._metrics = message.get("metrics")
+        self._metrics = message.get("metrics") or self._metrics
         line = str(message.get("line"))
         upgrade = self._upgrade
         if upgrade is not None and worker is upgrade.new:
@@ -295,7 +298,7 @@ class Supervisor:
             "error", "the worker died; readers wait for the next", worker_pid=worker.pid, end=self._last_end,
             error=worker.failure or None, served_s=round(now_s - worker.started_s, 1),
         )  # fmt: skip
-        self._try_again(now_s, had_served=worker.served)
+        self._try_again(now_s, had_served=worker.answered)
 
     def _try_again(self, now_s: float, *, had_served: bool) -> None:
         if self._paused_since_s is None:

@@ -15,7 +15,7 @@ CHANNEL_VARIABLE = "HEADRACE_SUPERVISOR_FD"
 
 
 class Worker:
-    """``served``: it has come up and answers the kernel. ``standby``: it waits for the word to take over."""
+    """``answered``: it answers the kernel. ``served``: it has come up whole. ``standby``: it waits for the word to take over."""
 
     def __init__(self, pid: int, channel: Channel, now_s: float, *, standby: bool = False) -> None:
         self.pid = pid
@@ -27,6 +27,7 @@ class Worker:
         """When it was told to take the mount, or made."""
         self.standby = standby
         self.prepared = False
+        self.answered = False
         self.served = False
         self.failure = ""
         self.exit_code = 1

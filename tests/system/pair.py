@@ -116,7 +116,8 @@ class Spoke(Process):
         return control.ask_once(path, {"command": "status"})
 
     def metrics(self) -> dict[str, float]:
-        """All samples without labels, by name."""
+        """All samples without labels, by name. A worker that has just taken over opens its page after it answers the kernel."""
+        eventually(lambda: self.facts()["metrics"] is not None)
         with urllib.request.urlopen(f"http://{self.facts()['metrics']}/metrics", timeout=10) as response:
             families = list(text_string_to_metric_families(response.read().decode()))
         return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
