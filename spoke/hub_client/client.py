@@ -116,6 +116,8 @@ class HubClient:
         self._threads = ThreadPoolExecutor(limits.UNPACK_THREADS, "unpack")
         self._unpacking: set[asyncio.Task[None]] = set()
         self._waiting: list[tuple[int, int, Request]] = []
+        self._stopped: HubUnreachable | None = None
+        """What requests end with since :meth:`close` was called."""
         self._sequence = count()
 
     def start(self) -> None:
@@ -123,7 +125,7 @@ class HubClient:
 
     async def close(self) -> None:
         """Fail what is open, say GOODBYE on every link and end within about CLOSE_GRACE_S."""
-        error = HubUnreachable("the spoke stops")
+        error = self._stopped = HubUnreachable("the spoke stops")
         await self.links.stop_dialling()
         for link in self.links.up:
             for request in [found for found in link.requests.values() if isinstance(found, Request)]:
@@ -147,6 +149,9 @@ class HubClient:
         """Send now or as soon as a link has room. Prefetch without any link fails at once: nobody waits for it."""
         request.remaining = list(request.ranges)
         request.done = False
+        if self._stopped is not None:  # a retry may come while GOODBYE is under way
+            self._fail(request, self._stopped)
+            return
         if request.priority is Priority.PREFETCH and not self.links.up:
             self._fail(request, HubUnreachable("no link to the hub"))
             return
@@ -189,7 +194,7 @@ class HubClient:
             self.links.hurry()
 
     def _dispatch(self) -> None:
-        while self._waiting:
+        while self._waiting and self._stopped is None:
             priority, _, request = self._waiting[0]
             if request.done or request.link is not None or priority != request.priority:
                 heapq.heappop(self._waiting)

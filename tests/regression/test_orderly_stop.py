@@ -14,6 +14,7 @@ from common.errors import HeadraceError
 from common.serving.server import Server
 from common.serving.session import Session
 from common.wire.messages import Data, Goodbye, Message, Priority
+from common.wire.moves import State
 from spoke.hub_client import keeper as keeper_module
 from spoke.hub_client.client import FeedMessage, HubClient, Request, make_hello
 from spoke.hub_client.links import Link
@@ -126,3 +127,30 @@ async def test_a_hub_that_does_not_answer_holds_a_stop_for_a_bounded_time(
         assert 0.2 <= loop.time() - began_s < 2
         assert heard == []
         assert len(client.links.up) == 0
+
+
+async def test_what_is_asked_while_goodbye_is_under_way_fails_with_the_reason(
+    heard: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry that came due then was sent on a link that had said GOODBYE: LocalProtocolError. Found by simulation."""
+    monkeypatch.setattr(limits, "CLOSE_GRACE_S", 0.2)
+    source = MemorySource()
+    version = source.put(b"f", bytes(EXTENT_BYTES))
+    async with Server({"data": source}, listen=("127.0.0.1", 0)) as server:
+        client = make_client(server.port, 1)
+        client.start()
+        await linked(client, 2)
+        for session in server._sessions.values():
+            assert session._transport is not None
+            session._transport.pause_reading()  # so that GOODBYE takes as long as it may
+        stopping = asyncio.create_task(client.close())
+        async with asyncio.timeout(10):
+            while client.links.up and client.links.up[0]._connection.state is not State.CLOSED:
+                await asyncio.sleep(0.005)
+        assert client.links.up
+        for priority in (Priority.DEMAND, Priority.PREFETCH):
+            sink = Sink()
+            client.submit(Request(version, [BlockRange(0, EXTENT_BLOCKS)], priority, None, sink))
+            assert sink.ended == ["the spoke stops"]
+        await stopping
+    assert heard == []
