@@ -115,12 +115,15 @@ def _faults_in(words: list[str]) -> list[str]:
     return [line for line in words if line.split("  ", 1)[-1].startswith((*KINDS, "all mended", "shows", "ended"))]
 
 
-def play_many(console: Console, seeds: int | None, length_s: float, only: Sequence[str] | None, *, quiet: bool) -> int:
+def play_many(
+    console: Console, first: int | None, seeds: int | None, length_s: float, only: Sequence[str] | None, *, quiet: bool
+) -> int:
+    """``first`` None: seeds that nobody has played yet."""
     totals = Totals()
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _frame: stopped.append(number))
-    first = secrets.randbelow(1_000_000_000)
+    first = secrets.randbelow(1_000_000_000) if first is None else first
     seed = first
     while not stopped and (seed - first < seeds if seeds is not None else time.monotonic() - totals.began_s < length_s):
         outcome = run_seed(seed, only)
@@ -179,9 +182,12 @@ def main() -> int:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seed", type=_seed, help="play this one, and tell what happened")
-    which.add_argument("--seeds", type=_count, help="play so many fresh ones")
+    which.add_argument("--seeds", type=_count, help="play so many")
     which.add_argument(
-        "--for", dest="length_s", type=_duration, default=120.0, help="play fresh ones for so long (default 2m)"
+        "--for", dest="length_s", type=_duration, default=120.0, help="play seeds for so long (default 2m)"
+    )
+    parser.add_argument(
+        "--first", type=_seed, metavar="SEED", help="with --seeds or --for: begin here, not at a fresh one"
     )
     parser.add_argument("--faults", type=_kinds, help="only these, with commas between (--list shows them)")
     parser.add_argument("--list", action="store_true", help="print the kinds of faults, and what must hold, and end")
@@ -195,7 +201,7 @@ def main() -> int:
     console = Console(highlight=False, soft_wrap=True)
     if given.seed is not None:
         return play_one(console, given.seed, given.log, given.faults)
-    return play_many(console, given.seeds, given.length_s, given.faults, quiet=given.quiet)
+    return play_many(console, given.first, given.seeds, given.length_s, given.faults, quiet=given.quiet)
 
 
 if __name__ == "__main__":
