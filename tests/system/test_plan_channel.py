@@ -232,6 +232,7 @@ def test_plans_by_command(pair: Pair) -> None:
     assert run("spoke.cli", "plan", mountpoint, "list").stdout.splitlines()[0] == "no plans"
 
 
+@pytest.mark.slow
 def test_plan_files_that_cannot_be(pair: Pair) -> None:
     write(pair.data / "f.bin", 3 * MIB)
     spoke = pair.spoke(pair.hub().address)

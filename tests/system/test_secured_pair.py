@@ -92,6 +92,7 @@ def found(*arguments: str | Path, **environ: str) -> dict[str, str]:
     return {check: told[check] for check in ("hub", "certificate") if check in told}
 
 
+@pytest.mark.slow
 def test_doctor_shows_the_hub_what_the_mount_shows_it(pair: Pair) -> None:
     hub = pair.hub(extra=flags(hub_files()))
     files = spoke_files("spoke-a")
