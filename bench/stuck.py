@@ -25,6 +25,7 @@ from bench.flags import positive
 from bench.lab import Lab, LabError, Spoke, in_lab, ready
 from bench.link import LinkShape
 from bench.path import ROOT
+from bench.quantiles import quantile
 from common.terminal import EXIT_USAGE
 
 MIB = 1 << 20
@@ -78,10 +79,9 @@ def measured_apart(spoke: Spoke, samples: int) -> dict[str, dict[str, float]]:
     )  # fmt: skip
     if done.returncode:
         raise LabError(f"measuring failed: {done.stderr.strip()}")
-    found = {name: sorted(times) for name, times in json.loads(done.stdout).items()}
     return {
-        name: {said: 1000 * times[min(len(times) - 1, int(share * len(times)))] for said, share in SHARES.items()}
-        for name, times in found.items()
+        name: {said: 1000 * quantile(times, share) for said, share in SHARES.items()}
+        for name, times in json.loads(done.stdout).items()
     }
 
 

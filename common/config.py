@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from common.errors import UsageError
 from common.units import parse_address, parse_duration, parse_rate, parse_size
@@ -109,6 +109,8 @@ RateBytesPerS = Annotated[float, checked(parse_rate)]
 DurationS = Annotated[float, checked(parse_duration)]
 Address = Annotated[str, checked(_checked_address)]
 DatasetName = Annotated[str, checked(parse_dataset_name)]
+AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
+"""As ``status`` shows it to people in other directories; a link in it is left as it is."""
 
 
 class Settings(BaseModel):

@@ -67,11 +67,25 @@ async def preload() -> Any:
     return await asyncio.to_thread(import_module, "aiohttp.web")
 
 
-class Shared(Protocol):
-    """Who answers in place of one daemon alone, where several share a port; ``mount``: whose page is asked for."""
+class Source(Protocol):
+    """Who answers at a port. ``what``: ``status`` or ``live``; ``mount``: whose it is, where several share the port."""
 
     async def exposition(self) -> bytes: ...
     async def page(self, what: str, mount: str | None) -> Mapping[str, Any]: ...
+
+
+class _Alone:
+    """One daemon for itself: there is nobody else to ask for."""
+
+    def __init__(self, registry: CollectorRegistry, status: Callable[[], Mapping[str, Any]], page: Page | None) -> None:
+        self._registry = registry
+        self._facts_of = {"status": status, **({"live": page.facts} if page is not None else {})}
+
+    async def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+    async def page(self, what: str, _mount: str | None) -> Mapping[str, Any]:
+        return self._facts_of[what]()
 
 
 class HttpPages:
@@ -83,12 +97,10 @@ class HttpPages:
         health: Callable[[], tuple[bool, Mapping[str, Any]]],
         status: Callable[[], Mapping[str, Any]],
         page: Page | None = None,
-        shared: Shared | None = None,
+        shared: Source | None = None,
     ) -> None:
-        self._shared = shared
-        self._registry = registry
+        self._source: Source = shared or _Alone(registry, status, page)
         self._health = health
-        self._status = status
         self._page = page
         self._runner: web.AppRunner | None = None
         self.address: tuple[str, int] | None = None
@@ -131,31 +143,23 @@ class HttpPages:
         return _answer(self._page.html, "text/html", headers=HEADERS)
 
     async def _serve_live(self, request: web.Request) -> web.Response:
-        assert self._page is not None
         try:
-            facts = (
-                self._page.facts()
-                if self._shared is None
-                else await self._shared.page("live", request.query.get("mount"))
-            )
+            facts = await self._source.page("live", request.query.get("mount"))
         except HeadraceError as error:
             return _refusal(error)
         text = json.dumps(facts, separators=(",", ":"), allow_nan=False)
         return _answer(text, "application/json", headers=HEADERS)
 
     async def _serve_metrics(self, _request: web.Request) -> web.Response:
-        body = generate_latest(self._registry) if self._shared is None else await self._shared.exposition()
-        return _answer(body.decode(), CONTENT_TYPE_PLAIN_0_0_4)
+        return _answer((await self._source.exposition()).decode(), CONTENT_TYPE_PLAIN_0_0_4)
 
     async def _serve_health(self, _request: web.Request) -> web.Response:
         ok, facts = self._health()
         return _json(facts, status=200 if ok else 503)
 
     async def _serve_status(self, request: web.Request) -> web.Response:
-        if self._shared is None:
-            return _json(self._status())
         try:
-            return _json(await self._shared.page("status", request.query.get("mount")))
+            return _json(await self._source.page("status", request.query.get("mount")))
         except HeadraceError as error:
             return _refusal(error)
 

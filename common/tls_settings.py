@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Self
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
-from common.config import Settings
+from common.config import AbsolutePath, Settings
 from common.errors import UsageError
 from common.tls import TlsFiles, tls_files
 
@@ -16,10 +15,10 @@ class TlsSettings(Settings):
     """``tls_cert``, ``tls_key``, ``tls_ca``: together, speak TLS, with whoever shows a certificate that leads to that CA.
     ``token_file``: the token in it is proven both ways."""
 
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
-    token_file: Path | None = None
+    tls_cert: AbsolutePath | None = None
+    tls_key: AbsolutePath | None = None
+    tls_ca: AbsolutePath | None = None
+    token_file: AbsolutePath | None = None
 
     @property
     def tls(self) -> TlsFiles | None:
@@ -32,9 +31,3 @@ class TlsSettings(Settings):
         except UsageError as error:
             raise ValueError(str(error)) from None
         return self
-
-    @field_validator("tls_cert", "tls_key", "tls_ca", "token_file")
-    @classmethod
-    def _absolute_tls(cls, value: Path | None) -> Path | None:
-        """As ``status`` shows it to people in other directories; a link in it is left as it is."""
-        return value.absolute() if value is not None else None

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from common.config import Address, DatasetName, DurationS, SizeBytes, checked
+from common.config import AbsolutePath, Address, DatasetName, DurationS, SizeBytes, checked
 from common.limits import (
     LABEL_MAX_BYTES,
     LEARN_MEMORY_BYTES,
@@ -76,7 +76,7 @@ class SpokeSettings(TlsSettings):
 
     hub: Annotated[str, checked(_hub_address)]
     dataset: DatasetName
-    cache_dir: Path
+    cache_dir: AbsolutePath
     cache_size: SizeBytes = 0
     cache_free_floor: SizeBytes = 1 << 30
     metrics: Address = f"127.0.0.1:{DEFAULT_METRICS_PORT}"
@@ -89,7 +89,7 @@ class SpokeSettings(TlsSettings):
     prefetch: bool = True
     learn: bool = True
     learn_memory: Annotated[SizeBytes, Field(ge=1 << 20, le=1 << 36)] = LEARN_MEMORY_BYTES
-    record: Path | None = None
+    record: AbsolutePath | None = None
     compression: bool = True
     passthrough: bool = True
     allow_other: bool = True
@@ -120,12 +120,6 @@ class SpokeSettings(TlsSettings):
         if self.tls_name and self.tls is None:
             raise ValueError("tls-name says whose certificate the hub must show: it needs tls-cert, tls-key and tls-ca")
         return self
-
-    @field_validator("cache_dir", "record")
-    @classmethod
-    def _absolute(cls, value: Path | None) -> Path | None:
-        """As ``status`` shows it to people in other directories; a link in it is left as it is."""
-        return value.absolute() if value is not None else None
 
     def paths(self, mountpoint: str) -> list[Path]:
         """All that this spoke reads or writes on this host."""

@@ -92,7 +92,7 @@ class Facts:
         counts, usage, client = spoke.counts, spoke.store.usage(), spoke.client
         settings = spoke.loaded.settings
         staleness_s = spoke.staleness_s()
-        metrics = spoke.shared_port.address
+        metrics, metrics_served_by = spoke.shared_port.where()
         passthrough = spoke.device.passthrough.status() if spoke.device is not None else None
         notes = list(spoke.device.notes) if spoke.device is not None else []
         if usage.bypass is not None:
@@ -112,7 +112,7 @@ class Facts:
             "dataset": settings.dataset,
             "uptime_s": runtime.now_s() - spoke.started_s,
             "metrics": format_address(*metrics) if metrics is not None else None,
-            "metrics_served_by": spoke.shared_port.served_by,
+            "metrics_served_by": metrics_served_by,
             "hub": {
                 "address": settings.hub,
                 "connected": client.links.connected,

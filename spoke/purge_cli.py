@@ -13,8 +13,7 @@ from common.errors import HeadraceError, UsageError
 from common.terminal import exit_codes
 from common.units import format_size
 from spoke import control
-from spoke.asking import ask, explained, untouched_path
-from spoke.completion import complete_mountpoint
+from spoke.asking import ask, explained, mountpoint_argument
 from spoke.fuse.mountpoint import locate
 from spoke.places import runtime_dir
 
@@ -23,15 +22,7 @@ PURGE_TIMEOUT_S = 600.0
 
 @exit_codes
 def purge(
-    mountpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Of a running spoke.",
-            parser=untouched_path,
-            show_default=False,
-            autocompletion=complete_mountpoint,
-        ),
-    ] = None,
+    mountpoint: Annotated[Path | None, mountpoint_argument("Of a running spoke.")] = None,
     paths: Annotated[list[str] | None, typer.Argument(help="Files or directories below the mount.")] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="All that is cached, also of files that are no more.")

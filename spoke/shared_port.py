@@ -51,7 +51,7 @@ class Note:
 class SharedPort:
     """``start``, then ``close``. Serves ``pages`` where the port is free, and waits for it where it is not.
 
-    ``own``: this mount's families; ``status``, ``live``: what the pages of that name show of it.
+    ``registry``: this mount's families; ``status``, ``live``: what the pages of that name show of it.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SharedPort:
         self._wanted = (host, port)
         if await self._took_it():
             return
-        by = self.served_by
+        _, by = self.where()
         if by is not None:
             log.info("metrics are served by another spoke of this host", address=format_address(host, port), by=by)
         else:
@@ -93,19 +93,13 @@ class SharedPort:
         with contextlib.suppress(OSError):
             _note_path(self._runtime_dir, self._mountpoint).unlink(missing_ok=True)
 
-    @property
-    def address(self) -> tuple[str, int] | None:
-        """Where the figures of this mount are to be had; None: nowhere."""
-        if self._pages is not None and self._pages.address is not None:
-            return self._pages.address
-        return self._wanted if self.served_by is not None else None
-
-    @property
-    def served_by(self) -> str | None:
-        """The mountpoint of the other spoke that has the port."""
+    def where(self) -> tuple[tuple[str, int] | None, str | None]:
+        """The address at which the figures of this mount are to be had (None: nowhere), and the mountpoint of the other spoke that
+        gives them (None: this one does, or nobody). Reads notes while another has the port."""
         if self._pages is None or self._wanted is None or self._pages.address is not None:
-            return None
-        return next((note.mountpoint for note in self._others(self._wanted[1]) if note.serves), None)
+            return (self._pages.address if self._pages is not None else None), None
+        by = next((note.mountpoint for note in self._others(self._wanted[1]) if note.serves), None)
+        return (self._wanted if by is not None else None), by
 
     async def _took_it(self) -> bool:
         assert self._pages is not None

@@ -16,8 +16,7 @@ from common.errors import HeadraceError, UsageError
 from common.terminal import EXIT_FAILED, exit_codes
 from common.units import format_size, parse_rate
 from spoke import control
-from spoke.asking import explained, untouched_path
-from spoke.completion import complete_mountpoint
+from spoke.asking import explained, mountpoint_argument
 from spoke.fuse.mountpoint import locate
 from spoke.places import runtime_dir
 
@@ -28,13 +27,7 @@ Facts = Mapping[str, Any]
 @exit_codes
 def verify(
     mountpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Where the dataset is mounted; not with --cache-dir.",
-            parser=untouched_path,
-            show_default=False,
-            autocompletion=complete_mountpoint,
-        ),
+        Path | None, mountpoint_argument("Where the dataset is mounted; not with --cache-dir.")
     ] = None,
     paths: Annotated[
         list[str] | None,

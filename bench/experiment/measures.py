@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bench.demo.summary import Sweep, batches_to_full_speed, difference
+from bench.quantiles import quantile
 
 FULL_SPEED = 0.98
 SERVED_LOCALLY_S = 0.005
@@ -184,12 +185,6 @@ class Pair:
     @property
     def ratio(self) -> float:
         return self.mount / self.local
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of all do not exceed (nearest rank); not a number when there is none."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def read_percentiles(reads: Sequence[tuple[float, float]], start_s: float) -> list[tuple[int, float, float, float]]:

@@ -19,11 +19,11 @@ from bench.experiment.measures import (
     Pair,
     Phase,
     per_second,
-    quantile,
     read_percentiles,
     reads_series,
 )
 from bench.experiment.pictures import has, named
+from bench.quantiles import quantile
 
 RATIO_TARGET = 0.99
 NO_STEP_TARGET = 0.97

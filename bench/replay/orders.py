@@ -6,11 +6,13 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from bench.replay.trace import Process, Trace
-from spoke.prefetch.orders import FileFacts, Order, Reason, Step
+from spoke.prefetch.orders import FileFacts, Order, Reader, Reason, Step
 
 
 class TraceOrder:
     """An order (spoke.prefetch.orders) over the columns of a trace, of the processes of one phase. Nothing is copied."""
+
+    reader: Reader | None = None
 
     def __init__(self, name: str, reason: Reason, facts: Sequence[FileFacts], processes: Sequence[Process]) -> None:
         self.name = name

@@ -13,6 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bench.quantiles import quantile
+
 FIRST_ROUND_TRIPS = 12
 """What a connection may need to find the rate of its path; shares of the link are given before and after."""
 
@@ -84,12 +86,6 @@ class Result:
             "first": run.between(0, min(first_s, end_s)) / self.rate_bytes_per_s if first_s else None,
             "after": run.between(first_s, end_s) / self.rate_bytes_per_s if end_s > first_s + run.bucket_s else None,
         }
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of all do not exceed (nearest rank); not a number when there is none."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def as_json(result: Result) -> dict[str, Any]:

@@ -136,10 +136,13 @@ class Stamp(NamedTuple):
     size_bytes: int
     changed_ns: int
 
+    @classmethod
+    def of(cls, found: os.stat_result) -> Stamp:
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
+
 
 def stamp_of(disk: Disk, fd: int) -> Stamp:
-    found = disk.fstat(fd)
-    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
+    return Stamp.of(disk.fstat(fd))
 
 
 def stamps_at(disk: Disk, paths: Sequence[str]) -> list[Stamp | None]:
@@ -151,7 +154,7 @@ def stamps_at(disk: Disk, paths: Sequence[str]) -> list[Stamp | None]:
         except FileNotFoundError:
             stamps.append(None)
         else:
-            stamps.append(Stamp(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns))
+            stamps.append(Stamp.of(found))
     return stamps
 
 

@@ -201,6 +201,8 @@ def _open_directory(path: Path) -> CacheDirectory:
         if not _has_identity(identity_path):
             _clear_remains(path)
             _write_identity(path, str(uuid.uuid4()))
+        else:  # a copy put back from a backup may be in memory alone: a power cut would leave it empty
+            sync_file(identity_path)
         identity = _read_identity(identity_path)
         if identity["format"] > DIRECTORY_FORMAT:
             raise CacheDirectoryError(
@@ -212,9 +214,6 @@ def _open_directory(path: Path) -> CacheDirectory:
             _empty(path / _VERSIONS_NAME)
             _write_identity(path, identity["uuid"])
         (path / _VERSIONS_NAME).mkdir(mode=0o700, exist_ok=True)
-        sync_file(
-            identity_path
-        )  # a copy put back from a backup may be in memory alone: a power cut would leave it empty
         found = os.stat(identity_path)
         return CacheDirectory(path, identity["uuid"], lock_fd, (found.st_dev, found.st_ino))
     except BaseException:

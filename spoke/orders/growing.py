@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from common import limits
 from common.errors import OrderError, PlanTooLong
 from spoke.orders.segment import PAGE_SHIFT, PAGES_MAX, Segment, check_step, pages_of, sorted_index
-from spoke.prefetch.orders import FileFacts, Reason, Step
+from spoke.prefetch.orders import FileFacts, Reader, Reason, Step
 
 
 class _Lane:
@@ -37,6 +37,8 @@ class _Lane:
 
 class GrowingOrder:
     """An :class:`~spoke.prefetch.orders.Order`. ``max_steps``: held at once, over all lanes; lanes begin with their first step."""
+
+    reader: Reader | None = None
 
     def __init__(self, name: str, reason: Reason, *, max_steps: int = limits.ORDER_GROWING_MAX_STEPS) -> None:
         if not 0 < len(name.encode()) <= limits.ORDER_NAME_MAX_BYTES:

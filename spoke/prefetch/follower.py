@@ -79,8 +79,7 @@ class Follower:
         self._hungry: OrderedDict[int, Cursor] = OrderedDict()
         self._predictions = Predictions()
         self._marks = Marks()
-        self._reader: Reader | None = getattr(order, "reader", None)  # those on disk may have one
-        self._shapes = Shapes(as_recorded=self._is_learned, is_mapped=self._reader is Reader.MAPPED)
+        self._shapes = Shapes(as_recorded=self._is_learned, is_mapped=order.reader is Reader.MAPPED)
         self._finder = Finder(order, self._shapes)
         self._reads = 0
         self._files: dict[int, FileFacts] = {}
@@ -91,7 +90,7 @@ class Follower:
     def start(self, now_s: float) -> None:
         """A declared plan may be fetched from its beginning before anybody reads, a recipe's order too if its reader is known, so that
         the READs have the right shape; lanes of other nodes are not guessed at."""
-        begins = self.order.reason is Reason.PLAN or self._reader is not None
+        begins = self.order.reason is Reason.PLAN or self.order.reader is not None
         if begins and self.order.lane_count <= _LANES_STARTED_MAX:
             for lane in range(self.order.lane_count):
                 if not any(cursor.lane == lane for cursor in self._cursors):

@@ -39,6 +39,10 @@ class Order(Protocol):
     @property
     def reason(self) -> Reason: ...
     @property
+    def reader(self) -> Reader | None:
+        """None: its maker does not say."""
+
+    @property
     def files(self) -> Sequence[FileFacts]: ...
     @property
     def lane_count(self) -> int: ...

@@ -13,7 +13,7 @@ from typing import Literal
 
 from common import limits
 from spoke.prefetch.chains import FileFacts
-from spoke.prefetch.orders import Reason, Step
+from spoke.prefetch.orders import Reader, Reason, Step
 
 PAGE_SHIFT = 12
 _PAGE_BYTES = 1 << PAGE_SHIFT
@@ -90,6 +90,7 @@ class Recording:
     """
 
     reason = Reason.LEARNED
+    reader: Reader | None = None
     lane_count = 1
 
     def __init__(self, name: str, max_steps: int) -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from bench.experiment.costs import Prices, cost_of, full_speed_rates
-from bench.experiment.measures import RECEIVED, Epoch, Phase, Second, per_second, quantile, read_percentiles
+from bench.experiment.measures import RECEIVED, Epoch, Phase, Second, per_second, read_percentiles
+from bench.quantiles import quantile
 
 
 def epoch(waits: list[float], steps: list[float] | None = None, losses: list[str] | None = None) -> Epoch:

@@ -13,9 +13,10 @@ from bench.lab import Lab
 from bench.link import LinkShape
 from bench.netem import FarHost, commands, silence
 from bench.path import GivenWay, make_way
+from bench.quantiles import quantile
 from bench.wan import load
 from bench.wan.__main__ import check, file_names, make_dataset, parse, write_noise
-from bench.wan.report import Result, Run, as_json, quantile, show, write
+from bench.wan.report import Result, Run, as_json, show, write
 from common.errors import HeadraceError, UsageError
 
 MIB = 1 << 20
