@@ -20,17 +20,15 @@ from typing import Any
 import numpy as np
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from bench.demo import corpus
 from bench.flags import add_link_flags, positive
-from bench.lab import Lab, ready
+from bench.lab import Lab, in_lab, ready
 from bench.link import LinkShape
 from bench.path import ROOT, GivenWay, Way, make_way
 from bench.read_path import DATASET, read_in_order
-from common.errors import HeadraceError
-from common.terminal import EXIT_FAILED, EXIT_USAGE
+from common.terminal import EXIT_USAGE
 from common.units import parse_size
 
 TEXT_BYTES = 4 << 20
@@ -117,21 +115,18 @@ def main() -> int:
     arguments = ready(console, parser.parse_args)
     if arguments is None:
         return EXIT_USAGE
-    with Lab() as lab, contextlib.ExitStack() as stack:
-        try:
+
+    def work(lab: Lab) -> None:
+        with contextlib.ExitStack() as stack:
             way: Way = GivenWay("loopback", [], "127.0.0.1")
             if arguments.rtt:
                 shape = LinkShape(arguments.rtt, arguments.rate)
                 way = stack.enter_context(make_way(arguments.link, shape, lab.directory / "proxy.log", lab.environ))
             result = measure(lab, way, arguments, lambda line: console.print(f"  {line}"))
-        except (HeadraceError, OSError) as error:
-            console.print(f"[red]failed:[/] {escape(str(error))}")
-            console.print(lab.last_words(), markup=False)
-            return EXIT_FAILED
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "compression.json").write_text(json.dumps(result, indent=1) + "\n")
-    show(result, console)
-    return 0
+        (arguments.out / "compression.json").write_text(json.dumps(result, indent=1) + "\n")
+        show(result, console)
+
+    return in_lab(console, work, keep=False)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.demo.summary import STEP_BATCHES, difference, hit_rate
-from bench.experiment.measures import FETCHED, RECEIVED
+from bench.demo import summary
+from bench.demo.summary import difference, hit_rate
+from bench.experiment.measures import FETCHED, FULL_SPEED, RECEIVED
 
-FULL_SPEED = 0.98
 GRAIN_BYTES = 128 * 1024
 BLOCK_BYTES = 4096
 
@@ -59,11 +59,7 @@ def received_bytes(run: Mapping[str, Any]) -> float:
 
 def batches_to_full_speed(batch_s: Sequence[float], local_batch_s: float) -> int | None:
     """After how many batches the ten that follow take no longer than ten local ones, over 0.98; None: never."""
-    for start in range(max(1, len(batch_s) - STEP_BATCHES + 1)):
-        part = batch_s[start : start + STEP_BATCHES]
-        if sum(part) * FULL_SPEED <= len(part) * local_batch_s:
-            return start
-    return None
+    return summary.batches_to_full_speed(summary.Sweep(1, batch_s, (), ""), 1 / local_batch_s, FULL_SPEED)
 
 
 def waited_rtts(run: Mapping[str, Any], local: Mapping[str, Any], rtt_s: float) -> float:
