@@ -28,6 +28,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.experiment import tokens
+from bench.experiment.instruments import Jobs
 from bench.experiment.progress import Progress
 from bench.experiment.windows import ORDERS
 from bench.flags import add_link_flags, positive
@@ -72,7 +73,7 @@ class Voice:
 
 
 def run(arguments: argparse.Namespace, console: Console, lab: Lab) -> None:
-    from bench.experiment.runs import Jobs, Runs  # torch: not before wrong flags are refused
+    from bench.experiment.runs import Runs  # torch: not before wrong flags are refused
 
     voice = Voice(console)
     data = lab.directory / "data"
