@@ -182,7 +182,12 @@ def test_reads_go_on_it_is_said_once_and_it_ends_by_itself(
     logged = len(spoke.log())
     with fault(bench):
         bench.read_another()
-        eventually(lambda: spoke.trouble() == kind)
+
+        def is_told() -> bool:
+            # The first write may have found room with what the spoke let go for it; trouble is what a later one has then.
+            return spoke.trouble() == kind or not bench.read_another()
+
+        eventually(is_told)
         assert spoke.trouble_metric(kind) == 1
         assert any("cache" in note for note in spoke.facts()["notes"])
         for _ in range(4):
