@@ -63,11 +63,9 @@ class PairCheck:
 def next_piece(blocks: BlockMap, first_block: int) -> tuple[BlockRange | None, int | None]:
     """The first piece present at or after a block, and where to look next; a long gap is passed in several looks."""
     end_block = min(first_block + SCRUB_LOOK_BLOCKS, blocks.block_count)
-    present = blocks.present(BlockRange(first_block, end_block - first_block)) if first_block < end_block else []
-    if present:
-        found = BlockRange(present[0].first_block, min(present[0].block_count, SCRUB_SLICE_BLOCKS))
-        return found, found.end_block if found.end_block < blocks.block_count else None
-    return None, end_block if end_block < blocks.block_count else None
+    found = blocks.first_present(first_block, end_block, SCRUB_SLICE_BLOCKS)
+    after = end_block if found is None else found.end_block
+    return found, after if after < blocks.block_count else None
 
 
 class Examiner:

@@ -15,6 +15,7 @@ from spoke.cache.index import PRESENT
 ABSENT, UNVERIFIED, VERIFIED, _MIXED = range(4)
 _EXTENT_SHIFT = EXTENT_BLOCKS.bit_length() - 1
 _RUNS = {ABSENT: re.compile(b"\0+"), UNVERIFIED: re.compile(b"\1+"), VERIFIED: re.compile(b"\2+")}
+_NOT_ABSENT = re.compile(b"[^\0]")
 _DOUBTED = bytes(UNVERIFIED if value == VERIFIED else value for value in range(256))
 _FROM_DISK = bytes(UNVERIFIED if value == PRESENT else ABSENT for value in range(256))
 
@@ -70,11 +71,35 @@ class BlockMap:
         return not any(self._runs(BlockRange(first_block, end_block - first_block), (ABSENT, UNVERIFIED)))
 
     def missing(self, blocks: BlockRange) -> list[BlockRange]:
+        first_block, block_count = blocks
+        extent = first_block >> _EXTENT_SHIFT
+        if block_count and extent == (first_block + block_count - 1) >> _EXTENT_SHIFT:
+            kind = self._kinds[extent]
+            if kind != _MIXED:  # most questions: one extent, of one kind
+                return [blocks] if kind == ABSENT else []
         return coalesce(self._runs(blocks, (ABSENT,)))
 
     def unverified(self, blocks: BlockRange) -> list[BlockRange]:
         """Present blocks not yet checked in this process life."""
         return coalesce(self._runs(blocks, (UNVERIFIED,)))
+
+    def first_present(self, first_block: int, end_block: int, most_blocks: int) -> BlockRange | None:
+        """The first present blocks of the half-open range, at most so many in a row; None when there are none."""
+        while first_block < end_block:
+            found = _NOT_ABSENT.search(self._kinds, first_block >> _EXTENT_SHIFT, -(-end_block // EXTENT_BLOCKS))
+            if found is None:
+                return None
+            extent = found.start()
+            start = extent * EXTENT_BLOCKS
+            first_block = max(first_block, start)
+            if self._kinds[extent] == _MIXED:
+                inside = _NOT_ABSENT.search(self._mixed[extent], first_block - start, end_block - start)
+                if inside is None:
+                    first_block = start + EXTENT_BLOCKS
+                    continue
+                first_block = start + inside.start()
+            return self.present(BlockRange(first_block, min(most_blocks, end_block - first_block)))[0]
+        return None
 
     def present_in_extent(self, extent: int) -> int:
         """How many blocks of the extent are present."""

@@ -58,6 +58,9 @@ def test_the_block_map_is_a_list_of_states(presence: bytes, steps: list[tuple[bo
             states[block] = 2 if verify else 0
         assert blocks.missing(asked) == runs(states, asked, 0)
         assert blocks.unverified(asked) == runs(states, asked, 1)
+        held = coalesce(blocks.present(asked))
+        cut = [BlockRange(found.first_block, min(64, found.block_count)) for found in held[:1]]
+        assert [blocks.first_present(asked.first_block, asked.end_block, 64)] == (cut or [None])
         part = states[asked.first_block : asked.end_block]
         assert blocks.covers(asked.first_block, asked.end_block) == all(state == 2 for state in part)
         assert blocks.present_count == sum(state != 0 for state in states)
