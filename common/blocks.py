@@ -46,8 +46,9 @@ def covering(offset_bytes: int, length_bytes: int, size_bytes: int) -> BlockRang
 
 def byte_length(blocks: BlockRange, size_bytes: int) -> int:
     """How many bytes these blocks hold in a file of ``size_bytes``; the last block may be short."""
-    start_bytes = blocks.first_block * BLOCK_BYTES
-    return max(0, min(blocks.end_block * BLOCK_BYTES, size_bytes) - start_bytes)
+    first_block, block_count = blocks
+    start_bytes = first_block * BLOCK_BYTES
+    return max(0, min(start_bytes + block_count * BLOCK_BYTES, size_bytes) - start_bytes)
 
 
 def split_at_extents(blocks: BlockRange) -> Iterator[BlockRange]:
@@ -69,32 +70,45 @@ def split(blocks: BlockRange, piece_blocks: int) -> list[BlockRange]:
 
 def coalesce(ranges: Iterable[BlockRange]) -> list[BlockRange]:
     """Sorted, disjoint, non-adjacent ranges that cover the same blocks."""
-    merged: list[BlockRange] = []
-    for blocks in sorted(found for found in ranges if found.block_count > 0):
-        if merged and blocks.first_block <= merged[-1].end_block:
-            first_block = merged[-1].first_block
-            merged[-1] = BlockRange(first_block, max(merged[-1].end_block, blocks.end_block) - first_block)
+    found = [blocks for blocks in ranges if blocks[1] > 0]
+    if len(found) < 2:
+        return found
+    found.sort()
+    merged = [found[0]]
+    for blocks in found:
+        first_block, block_count = merged[-1]
+        if blocks[0] <= first_block + block_count:
+            merged[-1] = BlockRange(first_block, max(block_count, blocks[0] + blocks[1] - first_block))
         else:
             merged.append(blocks)
     return merged
 
 
+# Every READ and every extent that arrives passes here several times: no property and no call where arithmetic does.
+
+
 def intersection(one: BlockRange, other: BlockRange) -> BlockRange:
     """The blocks in both; of count 0 when there are none."""
-    first_block = max(one.first_block, other.first_block)
-    return BlockRange(first_block, max(0, min(one.end_block, other.end_block) - first_block))
+    first, count = one
+    other_first, other_count = other
+    from_block = first if first > other_first else other_first
+    to_block = min(first + count, other_first + other_count)
+    return BlockRange(from_block, to_block - from_block if to_block > from_block else 0)
 
 
 def subtract(ranges: Iterable[BlockRange], taken: BlockRange) -> list[BlockRange]:
     """The parts of ``ranges`` that ``taken`` does not cover, in the order given."""
     left: list[BlockRange] = []
+    taken_first, taken_count = taken
+    taken_end = taken_first + taken_count
     for blocks in ranges:
-        shared = intersection(blocks, taken)
-        if shared.block_count == 0:
+        first, count = blocks
+        end = first + count
+        if end <= taken_first or taken_end <= first or not taken_count or not count:
             left.append(blocks)
             continue
-        if shared.first_block > blocks.first_block:
-            left.append(BlockRange(blocks.first_block, shared.first_block - blocks.first_block))
-        if shared.end_block < blocks.end_block:
-            left.append(BlockRange(shared.end_block, blocks.end_block - shared.end_block))
+        if first < taken_first:
+            left.append(BlockRange(first, taken_first - first))
+        if taken_end < end:
+            left.append(BlockRange(taken_end, end - taken_end))
     return left

@@ -497,7 +497,7 @@ class Scheduler:
         if link.queues[Priority.DEMAND] and not spoke.in_demand_ring:
             spoke.in_demand_ring = True
             self._demand_ring.append(spoke)
-        if not spoke.in_ring and any(any(other.queues) for other in spoke.links):
+        if not spoke.in_ring and spoke.outstanding_bytes and any(any(other.queues) for other in spoke.links):
             spoke.in_ring = True
             self._ring.append(spoke)
 

@@ -137,7 +137,10 @@ class Session(asyncio.BufferedProtocol):
 
     def stage(self, pick: Pick, packed: Packed) -> None:
         self._lanes[pick.request.priority].append((pick, packed))
-        self._flush_soon()
+        if pick.request.priority is m.Priority.DEMAND and not self._flush_scheduled and not self._write_paused:
+            self._flush()  # a reader waits: not another step of the loop for the sake of one system call
+        else:
+            self._flush_soon()
 
     def refuse(self, request_id: int, error: HeadraceError) -> None:
         self._unstage(request_id)

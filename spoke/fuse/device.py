@@ -82,7 +82,7 @@ class Device:
         self._buffers = [self._buffer]
         self._handlers: dict[int, Handler] = {}
         self._serving: Serving | None = None
-        self._tasks: dict[int, asyncio.Task[Bytes]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._letting_go = False
         self._interrupts = Interrupts(self._loop, self._give_up)
         self._ready: asyncio.Future[Negotiated] = self._loop.create_future()
@@ -393,21 +393,28 @@ class Device:
             log.error("the kernel refused a reply", unique=unique, error=str(error))
 
     def _answer_later(self, unique: int, answer: Coroutine[Any, Any, Bytes]) -> None:
-        task = self._loop.create_task(answer, name=f"fuse-read-{unique}")
+        task = self._loop.create_task(self._answer(unique, answer), name=f"fuse-read-{unique}")
         self._tasks[unique] = task
         self._interrupts.started(unique, kernel.IN_HEADER.unpack_from(self._buffer)[6])
         if self.ledger is None:
-            task.add_done_callback(partial(self._finish, unique))
+            task.add_done_callback(partial(self._finish, unique, answer))
         else:
-            task.add_done_callback(partial(self._finish_noted, unique, self.ledger.began(unique)))
+            task.add_done_callback(partial(self._finish_noted, unique, answer, self.ledger.began(unique)))
 
-    def _finish_noted(self, unique: int, slot: int, task: asyncio.Task[Bytes]) -> None:
-        self._finish(unique, task)
+    async def _answer(self, unique: int, answer: Coroutine[Any, Any, Bytes]) -> None:
+        """The reply leaves in the step that has the bytes; what else may become of a READ is said once its task has ended."""
+        self._reply(unique, await answer)
+
+    def _finish_noted(
+        self, unique: int, answer: Coroutine[Any, Any, Bytes], slot: int, task: asyncio.Task[None]
+    ) -> None:
+        self._finish(unique, answer, task)
         assert self.ledger is not None
         if not (self._letting_go and task.cancelled()):
             self.ledger.ended(slot)
 
-    def _finish(self, unique: int, task: asyncio.Task[Bytes]) -> None:
+    def _finish(self, unique: int, answer: Coroutine[Any, Any, Bytes], task: asyncio.Task[None]) -> None:
+        answer.close()  # cancelled before its first step it would never have begun
         del self._tasks[unique]
         self._interrupts.finished(unique)
         if task.cancelled() and self._letting_go:
@@ -417,8 +424,8 @@ class Device:
             return
         error = task.exception()
         if error is None:
-            self._reply(unique, task.result())
-        elif isinstance(error, HeadraceError):
+            return
+        if isinstance(error, HeadraceError):
             if error.errno == errno.EIO and not error.logged:
                 log.warning("read failed", error=str(error))
             self._refuse(Opcode.READ, unique, error.errno)

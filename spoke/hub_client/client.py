@@ -161,6 +161,8 @@ class HubClient:
     def spread(self, blocks: BlockRange) -> list[BlockRange]:
         """The parts in which to ask for what a reader waits for: small ones while the connections are young, and each
         brings little in its first round trip; then all at once."""
+        if blocks.block_count <= limits.LINK_YOUNG_PIECE_BLOCKS:
+            return [blocks]
         bulk = [link.received_bytes for link in self.links.up if link.role == "bulk"]
         young = sum(bulk) < limits.LINK_YOUNG_BYTES * len(bulk)
         return split(blocks, limits.LINK_YOUNG_PIECE_BLOCKS) if young else [blocks]
@@ -207,6 +209,9 @@ class HubClient:
 
     def _choose_link(self, request: Request) -> Link | None:
         """Demand: the control link unless a bulk link is much freer. Prefetch: the freest bulk link with room."""
+        control = self.links.control
+        if request.priority is Priority.DEMAND and control is not None and not control.requests:
+            return control
         open_links = [link for link in self.links.up if len(link.requests) < limits.REQUESTS_MAX_OUTSTANDING]
         if not open_links:
             return None

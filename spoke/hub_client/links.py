@@ -210,6 +210,8 @@ class Link(asyncio.BufferedProtocol):
         if self._closed:
             self._transport.abort()
             return
+        # What is written leaves at once, and not after all else that this step of the loop does: a reader waits for it.
+        self._transport.set_write_buffer_limits(high=0)
         tune(self._transport.get_extra_info("socket"))
         self.dialled_s = self._clock()
         assert self._greeting is not None
