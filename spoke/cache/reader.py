@@ -14,9 +14,11 @@ from common.errors import HeadraceError
 from common.limits import CACHE_READ_ATTEMPTS, CACHE_VERIFY_SLICE_BYTES
 from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, ShortFile, extents_of, loaded, read_blocks, reread_blocks
+from spoke.cache.damage import Damage
 from spoke.cache.health import DiskHealth
+from spoke.cache.open_files import NOT_THE_DISK
 from spoke.cache.recovery import DirectoryLost
-from spoke.cache.shelf import NOT_THE_DISK, Shelf
+from spoke.cache.shelf import Shelf
 
 log = get_logger(__name__)
 
@@ -42,6 +44,7 @@ class BlockReader:
     def __init__(
         self,
         shelf: Shelf,
+        damage: Damage,
         health: DiskHealth,
         disk_failed: Callable[[OSError], None],
         on_verified: Callable[[CachedFile], None],
@@ -49,6 +52,7 @@ class BlockReader:
     ) -> None:
         self._clock = clock
         self._shelf = shelf
+        self._damage = damage
         self._policy = shelf.policy
         self._health = health
         self._disk_failed = disk_failed
@@ -103,7 +107,7 @@ class BlockReader:
             )
         except ShortFile as error:
             if not file.removed:
-                self._shelf.cut_short(file, str(error))
+                self._damage.cut_short(file, str(error))
             raise BlocksMissing([blocks]) from error
         except OSError as error:
             self._read_failed(file, blocks, error)
@@ -123,7 +127,7 @@ class BlockReader:
                     state.set_verified(part)
         if spoilt:
             self.corrupt_blocks_total += sum(found.block_count for found in spoilt)
-            self._shelf.spoil(file, spoilt, MISMATCH)
+            self._damage.spoil(file, spoilt, MISMATCH)
         self._on_verified(file)
         return data, bad
 
@@ -138,9 +142,9 @@ class BlockReader:
             self._disk_failed(error)  # the disk, not a spot on it: what it holds may be well
             return
         if error.errno in (errno.ENOENT, errno.ESTALE):
-            self._shelf.discard_damaged(file, "its files are gone")
+            self._damage.discard(file, "its files are gone")
         else:
-            self._shelf.spoil(file, [blocks], f"the cache disk cannot read it: {error.strerror or error}")
+            self._damage.spoil(file, [blocks], f"the cache disk cannot read it: {error.strerror or error}")
 
     async def verify(self, version: bytes, size_bytes: int, blocks: BlockRange) -> bool:
         """Check what is unverified, a slice at a time; see Store.verify."""
