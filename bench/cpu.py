@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bench.cpu_time import cpu_time
 from bench.lab import Lab, ready
 from bench.path import ROOT, GivenWay
 from bench.read_path import DATASET, FILE, READ_BYTES, read_in_order, write_random
@@ -55,13 +56,6 @@ class Round:
     plain_sender: Cost
     plain_receiver: Cost
     bytes_per_s: float
-
-
-def cpu_s(pid: int) -> tuple[float, float]:
-    """User and kernel CPU seconds of a process so far, all its threads (proc_pid_stat(5), fields 14 and 15)."""
-    fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
-    ticks_per_s = os.sysconf("SC_CLK_TCK")
-    return int(fields[11]) / ticks_per_s, int(fields[12]) / ticks_per_s
 
 
 def in_child(work: Callable[[], object]) -> int:
@@ -114,13 +108,13 @@ def cold_read(lab: Lab, name: str, size_bytes: int, flags: list[str]) -> tuple[C
     """The hub's cost, the spoke's, and the reader's speed."""
     spoke = lab.mount(DATASET, name, "--cache-size", format(size_bytes * 2, "d"), *flags)
     pids = lab.hub_pid(), int(spoke.status()["pid"])
-    before = [cpu_s(pid) for pid in pids]
+    before = [cpu_time(pid) for pid in pids]
     bytes_per_s = read_in_order(spoke.mountpoint / FILE)
     time.sleep(SETTLE_S)
-    after = [cpu_s(pid) for pid in pids]
+    after = [cpu_time(pid) for pid in pids]
     lab.unmount(spoke)
     hub, spoke_cost = (
-        Cost((end[0] - start[0]) / size_bytes * 1e9, (end[1] - start[1]) / size_bytes * 1e9)
+        Cost((end.user_s - start.user_s) / size_bytes * 1e9, (end.system_s - start.system_s) / size_bytes * 1e9)
         for start, end in zip(before, after, strict=True)
     )
     return hub, spoke_cost, bytes_per_s

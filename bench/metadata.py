@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.cpu_time import cpu_time
 from bench.lab import free_port, raise_on_sigterm, why_no_mount
 from common.errors import HeadraceError, UsageError
 from common.terminal import EXIT_FAILED, EXIT_USAGE
@@ -134,8 +135,7 @@ class Daemon:
         return int(children[0]) if self.name == "spoke" and children else pid
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.working_pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_time(self.working_pid).total_s
 
     def memory_bytes(self) -> dict[str, int]:
         """``now`` and ``peak`` resident memory."""

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench.cpu import cpu_s
+from bench.cpu_time import cpu_time
 from bench.lab import Lab, ready
 from bench.path import ROOT, GivenWay
 from bench.read_path import DATASET, FILE, write_random
@@ -139,9 +139,9 @@ def one_round(lab: Lab, workers: int, version: bytes, arguments: argparse.Namesp
 
     children = [in_child(partial(read_as, number)) for number in range(1, arguments.readers + 1)]
     time.sleep(max(0.0, start_s - time.monotonic()))
-    before = [(sum(cpu_s(pid)), pid) for pid in [*pids, *(pid for pid, _ in children)]]
+    before = [(cpu_time(pid).total_s, pid) for pid in [*pids, *(pid for pid, _ in children)]]
     time.sleep(max(0.0, end_s - time.monotonic() - 0.02))
-    used = {pid: sum(cpu_s(pid)) - cpu for cpu, pid in before}
+    used = {pid: cpu_time(pid).total_s - cpu for cpu, pid in before}
     got: list[int] = []
     for pid, read_fd in children:
         with os.fdopen(read_fd) as pipe:

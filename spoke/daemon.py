@@ -43,6 +43,7 @@ from spoke.fuse.attributes import Ownership
 from spoke.fuse.device import Device, MountOptions
 from spoke.fuse.operations import Operations
 from spoke.fuse.virtual import VirtualFile
+from spoke.housekeeping import Housekeeping
 from spoke.hub_client.client import HubClient, make_hello
 from spoke.hub_client.credentials import Credentials
 from spoke.insight.watch import Insight
@@ -300,7 +301,7 @@ class Spoke:
         await self._mount()
         await self.control.start()
         await self.shared_port.start(self.pages, *self._metrics_address())
-        self._upkeep.append(asyncio.create_task(self._keep_house(), name="housekeeping"))
+        self._upkeep.append(asyncio.create_task(Housekeeping(self).run(), name="housekeeping"))
         self._upkeep.append(asyncio.create_task(self._take_samples(), name="samples"))
 
     async def _get_names(self) -> None:
@@ -435,48 +436,6 @@ class Spoke:
         while True:
             self.insight.tick()
             await asyncio.sleep(limits.SAMPLE_INTERVAL_S)
-
-    async def _keep_house(self) -> None:
-        """What is done now and then: tell the hub how we fare, and the cache which versions nobody names any more."""
-        fetched_bytes = 0
-        served = 0
-        while True:
-            await asyncio.sleep(limits.HOUSEKEEPING_INTERVAL_S)
-            if fetched_bytes != self.counts.fetched_bytes:
-                fetched_bytes = self.counts.fetched_bytes
-            else:
-                self.fetcher.recent.forget()
-                if served == self.counts.served:
-                    self.fetcher.drop_idle()
-                runtime.give_back_memory()
-            served = self.counts.served
-            usage = self.store.usage()
-            self.client.send_stats(
-                {
-                    "hits": float(self.counts.hits),
-                    "late": float(self.counts.late),
-                    "misses": float(self.counts.misses),
-                    "stall_seconds": self.counts.stall_s,
-                    "cache_used_bytes": float(usage.used_bytes),
-                    "cache_capacity_bytes": float(usage.capacity_bytes),
-                    "rtt_seconds": self.client.links.rtt_s or 0.0,
-                    "revision": float(self.tree.revision),
-                    **self.insight.stats(),
-                }
-            )
-            self.plans.tend()
-            if self.order_recorder is not None and self.planner is not None:
-                self.order_recorder.tend(runtime.now_s(), self.planner.open_handles)
-            self.pins.tend()
-            if self.tree.epoch % 2 == 0:
-                self.store.forget_unreferenced(self.tree.is_live)
-                await self.retention.tend(
-                    self.tree.is_live, self.reads.is_open, self.client.links.refusal, self.client.links.connected
-                )
-            self.mending.tend()
-            await self.store.tend()
-            if self.recorder is not None:
-                self.recorder.flush()
 
     # --- between the rooms -------------------------------------------------------------------------------
 

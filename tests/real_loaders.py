@@ -6,15 +6,16 @@ megatron/training/datasets/data_samplers.py of NVIDIA/Megatron-LM (MegatronPretr
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
 from recipe_cases import Case
+
+from bench.megatron_data import gpt_dataset, one_process
 
 Reads = list[tuple[str, int, int]]
 
@@ -45,59 +46,26 @@ def real_lanes(case: Case, directory: Path) -> list[list[Reads]]:
 # --- Megatron --------------------------------------------------------------------------------------------
 
 
-class _Tokenizer:
-    vocab_size = 50_000
-    eod = eos = 0
-    pad = -1
-    special_tokens_dict: ClassVar[dict[str, int]] = {}
-    unique_identifiers: ClassVar[dict[str, str]] = {"class": "test"}
-
-
-@contextlib.contextmanager
-def _one_process(directory: Path) -> Iterator[None]:
-    import torch
-
-    torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 def megatron_dataset(
     options: Mapping[str, Any], directory: Path, *, mmap: bool = True, seen_as: Path | None = None
 ) -> Any:
     """Build it with megatron-core; its indices are kept in ``directory``/cache. ``seen_as``: where the data are."""
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-    from megatron.core.datasets.utils import get_blend_from_list
-
-    part = ("train", "valid", "test").index(str(options.get("part", "train")))
     words = str(options.get("prefix") or options["train-data-path"]).split()
     root = seen_as or directory
-    blend = get_blend_from_list([word if word.replace(".", "").isdigit() else str(root / word) for word in words])
-    per_split = "train-data-path" in options
-    config = GPTDatasetConfig(
-        random_seed=int(options["seed"]),
+    return gpt_dataset(
+        [word if word.replace(".", "").isdigit() else str(root / word) for word in words],
+        options.get("num-samples"),
+        directory / "cache",
+        seed=int(options["seed"]),
         sequence_length=int(options["seq-length"]),
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=False,
-        tokenizer=_Tokenizer(),
-        path_to_cache=str(directory / "cache"),
-        mmap_bin_files=mmap,
-        blend=None if per_split else blend,
-        blend_per_split=[blend if number == part else None for number in range(3)] if per_split else None,
-        split=None if per_split else options["split"],
+        split=None if "train-data-path" in options else options["split"],
+        part=str(options.get("part", "train")),
+        mapped=mmap,
     )
-    size = options.get("num-samples")
-    sizes = [size if number == part else (None if size is None else 1) for number in range(3)]
-    return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[part]
 
 
 def _megatron(case: Case, options: Mapping[str, Any], directory: Path) -> list[list[Reads]]:
-    with _one_process(directory):
+    with one_process(directory):
         dataset = megatron_dataset(options, directory)
         reads: Reads = []
         for each in getattr(dataset, "datasets", [dataset]):

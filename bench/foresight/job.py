@@ -18,7 +18,9 @@ import time
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
+
+from bench.megatron_data import gpt_dataset, one_process
 
 MARK_BATCHES = 2
 LOADER_BATCHES = 2
@@ -92,26 +94,12 @@ def megatron_loader(asked: Asked) -> Iterable[Any]:
     """megatron-core's own GPTDataset, mapped, its indices built beside the job."""
     import torch
 
-    datasets = "megatron.core.datasets"  # no dependency of ours, nor typed
-    builder: Any = importlib.import_module(f"{datasets}.blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
-    gpt: Any = importlib.import_module(f"{datasets}.gpt_dataset")
-    blend_of: Any = importlib.import_module(f"{datasets}.utils").get_blend_from_list
-
-    class Tokenizer:
-        vocab_size = 50_000
-        eod = eos = 0
-        pad = -1
-        special_tokens_dict: ClassVar[dict[str, int]] = {}
-        unique_identifiers: ClassVar[dict[str, str]] = {"class": "bench"}
-
-    torch.distributed.init_process_group("gloo", init_method=f"file://{asked.work}/rendezvous", rank=0, world_size=1)
-    config = gpt.GPTDatasetConfig(
-        random_seed=1234, sequence_length=asked.seq_length, reset_position_ids=False, reset_attention_mask=False,
-        eod_mask_loss=False, create_attention_mask=False, tokenizer=Tokenizer(), path_to_cache=f"{asked.work}/cache",
-        blend=blend_of([os.path.join(asked.root, "p")]), split="1,0,0",
-    )  # fmt: skip
     samples = asked.batches * asked.batch
-    dataset = builder(gpt.GPTDataset, [samples, 1, 1], lambda: True, config).build()[0]
+    work = Path(asked.work)
+    with one_process(work):
+        dataset = gpt_dataset(
+            [os.path.join(asked.root, "p")], samples, work / "cache", seed=1234, sequence_length=asked.seq_length, split="1,0,0"
+        )  # fmt: skip
     batches: Any = [range(first, first + asked.batch) for first in range(0, samples, asked.batch)]
     return torch.utils.data.DataLoader(
         dataset, batch_sampler=batches, num_workers=asked.workers, multiprocessing_context="fork",

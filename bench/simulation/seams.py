@@ -20,7 +20,7 @@ import hub.export
 import hub.reader
 import hub.scan
 import hub.source
-import spoke.cache.shelf
+import spoke.cache.open_files
 import spoke.daemon
 import spoke.hub_client.addresses
 import spoke.hub_client.client
@@ -38,7 +38,7 @@ POOLS = (
     hub.catalog,
     hub.catalog_view,
     hub.reader,
-    spoke.cache.shelf,
+    spoke.cache.open_files,
     spoke.hub_client.client,
     spoke.insight.processes,
 )
@@ -117,7 +117,7 @@ def simulated(loop: SimLoop, hub_os: HubOs, dice: Random, trace: Trace) -> Itera
         put(common.runtime, "give_back_memory", lambda: None)
         put(common.runtime, "keep_freed_memory", lambda _bytes: None)
         put(spoke.memory_watch, "anonymous_bytes", lambda: 64 << 20)
-        put(spoke.cache.shelf, "time", _LateClock(loop))
+        put(spoke.cache.open_files, "time", _LateClock(loop))
         put(spoke.daemon, "Random", lambda: Random(dice.random()))
         put(spoke.daemon, "memory_limit", lambda: None)
         put(spoke.hub_client.addresses, "threading", _Threads())

@@ -25,6 +25,7 @@ import xxhash
 from rich.console import Console
 from rich.markup import escape
 
+from bench.cpu_time import cpu_time
 from bench.lab import Lab, Spoke, ready
 from bench.link import LinkShape
 from bench.path import ROOT, GivenWay, Way, describe, make_way
@@ -38,7 +39,6 @@ PROBED = "probed.bin"
 PROBED_BYTES = 64 << 20
 POOL_BYTES = 16 << 20
 PIECE_BYTES = 1 << 20
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def write_noise(path: Path, size_bytes: int, dice: Random, pool: memoryview) -> str:
@@ -69,12 +69,6 @@ def make_dataset(directory: Path, loads: Sequence[int], total_bytes: int, turns:
 
 def file_names(readers: int, turn: int = 0) -> list[str]:
     return [f"load{readers}-{number}{'-again' * turn}.bin" for number in range(readers)]
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process, children not counted."""
-    fields = Path("/proc", str(pid), "stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def put_load(
@@ -155,8 +149,8 @@ def measure(lab: Lab, way: Way, arguments: argparse.Namespace, say: Callable[[st
                 say(f"nothing for {arguments.idle:g} s, and then the same load over the same connections")
                 time.sleep(arguments.idle)
             say(f"{readers} reader{'s' if readers > 1 else ''}, and cold pages beside")
-            before, hub_before_s = spoke.status(), cpu_s(hub_pid)
-            spoke_before_s = cpu_s(before["pid"])
+            before, hub_before_s = spoke.status(), cpu_time(hub_pid).total_s
+            spoke_before_s = cpu_time(before["pid"]).total_s
             outage = Outage(way, arguments.outage_at, arguments.outage)
             outage.begin()
             facts = put_load(spoke, file_names(readers, turn), pages, 10_000, arguments.gap, timeout_s)
@@ -172,8 +166,8 @@ def measure(lab: Lab, way: Way, arguments: argparse.Namespace, say: Callable[[st
                     ended_s=[reader["ended_s"] for reader in facts["readers"]],
                     probes=facts["probes"],
                     wire_bytes=after["hub"]["received_bytes"] - before["hub"]["received_bytes"],
-                    hub_cpu_s=cpu_s(hub_pid) - hub_before_s,
-                    spoke_cpu_s=cpu_s(after["pid"]) - spoke_before_s,
+                    hub_cpu_s=cpu_time(hub_pid).total_s - hub_before_s,
+                    spoke_cpu_s=cpu_time(after["pid"]).total_s - spoke_before_s,
                     links=len(after["hub"]["links"]),
                     after_idle_s=arguments.idle * turn,
                 )

@@ -9,7 +9,6 @@ goes ahead of the other spokes' turns, on credit: what it took is held against i
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange, split_at_extents
 from common.errors import Overloaded
 from common.pacing import Pacer
+from common.serving.deadlines import Deadlines
 from common.serving.weights import WEIGHT_MAX, WEIGHT_MIN
 from common.wire.messages import Priority
 
@@ -174,8 +174,7 @@ class Scheduler:
         """Spokes with something to pick, or with a debt to pay, in the order of their turns."""
         self._demand_ring: deque[_Spoke] = deque()
         """Those of them whose demand may go on credit."""
-        self._deadlines: list[tuple[float, int, Request]] = []
-        self._deadline_serial = 0
+        self._deadlines: Deadlines[Request] = Deadlines()
         self._open_requests = 0
         self._reading_bytes = 0
         self._total_ahead_bytes = 0
@@ -278,7 +277,7 @@ class Scheduler:
         link.queues[priority].append(request)
         link.spoke.ask(size_bytes)
         self._open_requests += 1
-        self._note_deadline(request)
+        self._deadlines.note(request, self._open_requests)
         self._enter_rings(link)
 
     def promote(self, link_id: int, request_id: int, priority: Priority, deadline_s: float | None) -> Request | None:
@@ -291,7 +290,7 @@ class Scheduler:
             request.link.queues[priority].append(request)
         request.priority = priority
         request.deadline_s = deadline_s
-        self._note_deadline(request)
+        self._deadlines.note(request, self._open_requests)
         self._enter_rings(request.link)
         return request
 
@@ -303,13 +302,7 @@ class Scheduler:
 
     def expired(self, now_s: float) -> list[Request]:
         """READs whose deadline has passed; the caller ends and answers each."""
-        found: list[Request] = []
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            deadline_s, _, request = heapq.heappop(self._deadlines)
-            if request.deadline_s == deadline_s and request.is_open:
-                request.deadline_s = None  # reported once, also when it was noted twice
-                found.append(request)
-        return found
+        return self._deadlines.passed(now_s)
 
     # --- what is next -----------------------------------------------------------------------------------------
 
@@ -326,7 +319,8 @@ class Scheduler:
 
     def wake_at(self, now_s: float) -> float | None:
         """When to ask again, once ``next()`` gave None, if nothing else happens: a pace lets more go, or a deadline passes."""
-        times = [self._deadlines[0][0]] if self._deadlines else []
+        deadline_s = self._deadlines.next_s
+        times = [deadline_s] if deadline_s is not None else []
         if self._ring:
             paced_s = self._total_pacer.next_send_at(now_s, 0)
             if paced_s > now_s:
@@ -500,15 +494,6 @@ class Scheduler:
         if not spoke.in_ring and spoke.outstanding_bytes and any(any(other.queues) for other in spoke.links):
             spoke.in_ring = True
             self._ring.append(spoke)
-
-    def _note_deadline(self, request: Request) -> None:
-        if request.deadline_s is None:
-            return
-        if len(self._deadlines) > 1024 + 2 * self._open_requests:  # mostly of READs long over: sweep
-            self._deadlines = [noted for noted in self._deadlines if noted[2].is_open]
-            heapq.heapify(self._deadlines)
-        self._deadline_serial += 1
-        heapq.heappush(self._deadlines, (request.deadline_s, self._deadline_serial, request))
 
     # --- what an operator asks ---------------------------------------------------------------------------------
 

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import Callable
 
-from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange, byte_length, coalesce
 from common.errors import HeadraceError
 from common.limits import CACHE_READ_ATTEMPTS, CACHE_VERIFY_SLICE_BYTES
 from common.log import get_logger
-from spoke.cache.cached_file import CachedFile, ShortFile, extents_of, loaded, read_blocks, reread_blocks
+from spoke.cache.cached_file import CachedFile, ShortFile, extents_of, loaded, read_blocks, reread_blocks, stamp_of
+from spoke.cache.damage import Damage
 from spoke.cache.health import DiskHealth
+from spoke.cache.open_files import NOT_THE_DISK
 from spoke.cache.recovery import DirectoryLost
-from spoke.cache.shelf import NOT_THE_DISK, Shelf
+from spoke.cache.shelf import Shelf
 
 log = get_logger(__name__)
 
+_SCRATCH_BYTES = EXTENT_BYTES  # the largest READ the kernel sends
+_BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
+_EXTENT_SHIFT = EXTENT_BYTES.bit_length() - 1
 MISMATCH = "its bytes on the cache disk do not match their digest"
 
 
@@ -42,6 +48,7 @@ class BlockReader:
     def __init__(
         self,
         shelf: Shelf,
+        damage: Damage,
         health: DiskHealth,
         disk_failed: Callable[[OSError], None],
         on_verified: Callable[[CachedFile], None],
@@ -49,12 +56,52 @@ class BlockReader:
     ) -> None:
         self._clock = clock
         self._shelf = shelf
+        self._damage = damage
+        self._disk = shelf.disk
         self._policy = shelf.policy
         self._health = health
         self._disk_failed = disk_failed
         self._on_verified = on_verified
+        self._nowait_works = True
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.corrupt_blocks_total = 0
         self.errors_total = 0
+
+    def read_nowait(
+        self, version: bytes, size_bytes: int, offset_bytes: int, length_bytes: int
+    ) -> bytes | bytearray | memoryview | None:
+        """The bytes (cut at the end of the file) if all are verified and in the page cache, else None: never waits for the disk.
+
+        They stand in a buffer of the reader's and are good until the next call: a new one each time costs its zeroing.
+        """
+        end_bytes = min(offset_bytes + length_bytes, size_bytes)
+        if offset_bytes >= end_bytes:
+            return b""
+        file = self._shelf.files.get(version)
+        if (
+            file is None
+            or file.data_fd < 0
+            or file.size_bytes != size_bytes
+            or not loaded(file).covers(offset_bytes >> _BLOCK_SHIFT, (end_bytes - 1 >> _BLOCK_SHIFT) + 1)
+            or not self._nowait_works
+            or not self._shelf.is_as_left(file, stamp_of(self._disk, file.data_fd))
+        ):
+            return None
+        length_bytes = end_bytes - offset_bytes
+        buffer = self._scratch[:length_bytes] if length_bytes <= _SCRATCH_BYTES else memoryview(bytearray(length_bytes))
+        try:
+            if self._disk.preadv(file.data_fd, (buffer,), offset_bytes, os.RWF_NOWAIT) != length_bytes:
+                return None
+        except OSError as error:
+            # EOPNOTSUPP, EINVAL: this file system or kernel never answers without waiting. EAGAIN: not in the page cache.
+            self._nowait_works = error.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
+            return None
+        self._shelf.used(file)
+        assert file.extents is not None
+        self._policy.touch(
+            file.extents, offset_bytes >> _EXTENT_SHIFT, (end_bytes - 1 >> _EXTENT_SHIFT) + 1, length_bytes
+        )
+        return buffer
 
     async def read(self, version: bytes, size_bytes: int, blocks: BlockRange, span: tuple[int, int]) -> memoryview:
         """The bytes of ``span`` (offset, length), which lies in ``blocks``; see Store.read. Raises BlocksMissing."""
@@ -103,7 +150,7 @@ class BlockReader:
             )
         except ShortFile as error:
             if not file.removed:
-                self._shelf.cut_short(file, str(error))
+                self._damage.cut_short(file, str(error))
             raise BlocksMissing([blocks]) from error
         except OSError as error:
             self._read_failed(file, blocks, error)
@@ -123,7 +170,7 @@ class BlockReader:
                     state.set_verified(part)
         if spoilt:
             self.corrupt_blocks_total += sum(found.block_count for found in spoilt)
-            self._shelf.spoil(file, spoilt, MISMATCH)
+            self._damage.spoil(file, spoilt, MISMATCH)
         self._on_verified(file)
         return data, bad
 
@@ -138,9 +185,9 @@ class BlockReader:
             self._disk_failed(error)  # the disk, not a spot on it: what it holds may be well
             return
         if error.errno in (errno.ENOENT, errno.ESTALE):
-            self._shelf.discard_damaged(file, "its files are gone")
+            self._damage.discard(file, "its files are gone")
         else:
-            self._shelf.spoil(file, [blocks], f"the cache disk cannot read it: {error.strerror or error}")
+            self._damage.spoil(file, [blocks], f"the cache disk cannot read it: {error.strerror or error}")
 
     async def verify(self, version: bytes, size_bytes: int, blocks: BlockRange) -> bool:
         """Check what is unverified, a slice at a time; see Store.verify."""

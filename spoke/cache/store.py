@@ -8,10 +8,8 @@ request. All methods belong to the event loop's thread, except ``open``, which b
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +18,6 @@ from typing import Literal, NamedTuple
 
 from common.blocks import (
     BLOCK_BYTES,
-    EXTENT_BLOCKS,
-    EXTENT_BYTES,
     BlockRange,
     byte_length,
     count_blocks,
@@ -30,13 +26,16 @@ from common.blocks import (
 )
 from common.digest import DIGEST_BYTES
 from common.errors import CacheDirectoryError, CacheWriteError
-from common.limits import CACHE_INODE_FLOOR_SHARE, CACHE_LENT_FILES_MAX, CACHE_STUCK_WRITE_S, CACHE_TEND_WAIT_S
+from common.limits import CACHE_INODE_FLOOR_SHARE, CACHE_LENT_FILES_MAX, CACHE_TEND_WAIT_S
 from common.log import get_logger
-from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, stamp_of, stamps_at
+from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded
+from spoke.cache.damage import Damage
 from spoke.cache.disk import Disk
+from spoke.cache.disk_care import DiskCare
 from spoke.cache.eviction import Awaited, EvictionPolicy, NextUse
 from spoke.cache.examine import Examined, Examiner
-from spoke.cache.health import DiskHealth, Trouble, kind_of
+from spoke.cache.health import DiskHealth, Trouble
+from spoke.cache.loans import Loans
 from spoke.cache.quota import (
     DIRECTORY_BYTES,
     Ledger,
@@ -45,7 +44,7 @@ from spoke.cache.quota import (
 )
 from spoke.cache.reader import BlockReader, BlocksMissing
 from spoke.cache.reclaim import Reclaimer
-from spoke.cache.recovery import CacheDirectory, DirectoryLost, open_directory, try_to_write
+from spoke.cache.recovery import CacheDirectory, open_directory
 from spoke.cache.shelf import Shelf
 from spoke.cache.writer import BlockWriter
 
@@ -54,10 +53,7 @@ log = get_logger(__name__)
 __all__ = ["Bad", "BlocksMissing", "CacheState", "Held", "Store", "Usage"]
 
 CacheState = Literal["absent", "partial", "whole", "verified"]
-_SCRATCH_BYTES = EXTENT_BYTES  # the largest READ the kernel sends
 _MAP_LOOKS = 16  # at one part of a map: 24 files of 48 parts are some 20 ms
-_BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
-_EXTENT_SHIFT = (BLOCK_BYTES * EXTENT_BLOCKS).bit_length() - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +124,19 @@ class Store:
         self._clock = clock
         self._configured_bytes = configured_bytes
         self._health = DiskHealth()
-        self._reader = BlockReader(shelf, self._health, self._disk_failed, self._announce, clock)
+        self._damage = Damage(shelf, self._bad)
+        self._loans = Loans(shelf, CACHE_LENT_FILES_MAX)
+        self._care = DiskCare(
+            shelf, self._reclaim, self._loans, self._health, clock, self._well, lambda: self._writer.oldest_s(clock())
+        )
+        self._reader = BlockReader(shelf, self._damage, self._health, self._care.failed, self._announce, clock)
         self._writer = BlockWriter(
-            shelf, self._reclaim, self._health, self._disk_failed, self._announce, clock, self._well
+            shelf, self._reclaim, self._health, self._care.failed, self._announce, clock, self._care.well
         )
         self._examiner = Examiner(shelf, self._reader)
-        self._lent: dict[bytes, deque[CachedFile]] = {}
-        self._held: dict[bytes, deque[CachedFile | None]] = {}
-        self._nowait_works = True
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._closed = False
-        self._behind = False
-        self._stuck = False
-        self._tending: asyncio.Task[None] | None = None
-        self._lent_open: OrderedDict[CachedFile, None] = OrderedDict()
-        shelf.on_disk_error = self._disk_failed
+        shelf.on_disk_error = self._care.failed
         shelf.on_gone = self._gone
-        shelf.on_bad = self._bad
         shelf.on_doubt = self._doubted
 
     @classmethod
@@ -211,12 +203,7 @@ class Store:
         self._closed = True
         await asyncio.get_running_loop().run_in_executor(self._shelf.idle_pool, self._examiner.forget)
         await self._shelf.close()
-        for file in self._lent_open:
-            self._disk.close(file.borrow_fd)
-            file.borrow_fd = -1
-        self._lent_open.clear()
-        self._lent.clear()
-        self._held.clear()
+        self._loans.close()
         self._directory.close()
 
     @property
@@ -266,8 +253,8 @@ class Store:
             configured_bytes=self._configured_bytes,
             files=len(self._shelf.files),
             evicted_bytes_total=self._reclaim.evicted_bytes_total,
-            corrupt_blocks_total=self._reader.corrupt_blocks_total + self._shelf.lost_blocks_total,
-            damaged_files_total=self._shelf.damaged_files_total,
+            corrupt_blocks_total=self._reader.corrupt_blocks_total + self._damage.lost_blocks_total,
+            damaged_files_total=self._damage.damaged_files_total,
             read_errors_total=self._reader.errors_total,
             write_errors_total=self._writer.errors_total,
             bypass=self._health.reason,
@@ -277,28 +264,16 @@ class Store:
     @property
     def trouble(self) -> Trouble | None:
         """What is the matter with the cache disk now; reads succeed from the hub meanwhile."""
-        if self._health.trouble is not None:
-            return self._health.trouble
-        if self._is_stuck:
-            return Trouble("slow", f"a write to it has been under way for more than {CACHE_STUCK_WRITE_S:g} s")
-        return (
-            Trouble("slow", "it is slower than the link: some of what arrives is not cached") if self._behind else None
-        )
-
-    @property
-    def _is_stuck(self) -> bool:
-        return self._writer.oldest_s(self._clock()) > CACHE_STUCK_WRITE_S
+        return self._care.trouble
 
     def behind(self, is_behind: bool) -> None:
         """Whoever hands over what is to be written had to leave some out (or need not any more)."""
-        self._behind = is_behind
-        if is_behind:
-            self._shelf.slow()
+        self._care.behind(is_behind)
 
     def close_idle_files(self) -> None:
         """Give descriptors back that nobody is at work on."""
         self._shelf.close_idle(0)
-        self._close_lent(0)
+        self._loans.close_idle(0)
 
     @property
     def files_known(self) -> int:
@@ -348,34 +323,7 @@ class Store:
 
         They stand in a buffer of the store's and are good until the next call: a new one each time costs its zeroing.
         """
-        end_bytes = min(offset_bytes + length_bytes, size_bytes)
-        if offset_bytes >= end_bytes:
-            return b""
-        file = self._shelf.files.get(version)
-        if (
-            file is None
-            or file.data_fd < 0
-            or file.size_bytes != size_bytes
-            or not loaded(file).covers(offset_bytes >> _BLOCK_SHIFT, (end_bytes - 1 >> _BLOCK_SHIFT) + 1)
-            or not self._nowait_works
-            or not self._shelf.is_as_left(file, stamp_of(self._disk, file.data_fd))
-        ):
-            return None
-        length_bytes = end_bytes - offset_bytes
-        buffer = self._scratch[:length_bytes] if length_bytes <= _SCRATCH_BYTES else memoryview(bytearray(length_bytes))
-        try:
-            if self._disk.preadv(file.data_fd, (buffer,), offset_bytes, os.RWF_NOWAIT) != length_bytes:
-                return None
-        except OSError as error:
-            # EOPNOTSUPP, EINVAL: this file system or kernel never answers without waiting. EAGAIN: not in the page cache.
-            self._nowait_works = error.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
-            return None
-        self._shelf.used(file)
-        assert file.extents is not None
-        self._policy.touch(
-            file.extents, offset_bytes >> _EXTENT_SHIFT, (end_bytes - 1 >> _EXTENT_SHIFT) + 1, length_bytes
-        )
-        return buffer
+        return self._reader.read_nowait(version, size_bytes, offset_bytes, length_bytes)
 
     async def read(
         self, version: bytes, size_bytes: int, offset_bytes: int, length_bytes: int
@@ -433,7 +381,7 @@ class Store:
 
     def is_lent(self, version: bytes) -> bool:
         """The kernel reads it by itself now."""
-        return version in self._lent or version in self._held
+        return self._loans.is_lent(version)
 
     # --- writing -----------------------------------------------------------------------------------------
 
@@ -475,15 +423,7 @@ class Store:
             self._shelf.own(self._writer.write(version, size_bytes, blocks, pieces, digests), "cache write")
         )
 
-    def _disk_failed(self, error: OSError) -> None:
-        lost = isinstance(error, DirectoryLost)
-        reason = str(error) if lost else error.strerror or str(error)
-        if self._health.failed(self._clock(), "gone" if lost else kind_of(error), reason):
-            log.error("the cache is bypassed: reads are served from the hub until its disk is well again",
-                      reason=reason, path=str(self._directory.path))  # fmt: skip
-
     def _well(self) -> None:
-        log.info("the cache disk takes writes again", path=str(self._directory.path))
         asyncio.get_running_loop().call_soon(self.on_well)
 
     def _gone(self, version: bytes, blocks: BlockRange) -> None:
@@ -518,53 +458,19 @@ class Store:
         file = self._find(version, size_bytes) if size_bytes else None
         if file is None or not loaded(file).is_verified:
             raise BlocksMissing([whole_file(size_bytes)])
-        if file.borrow_fd < 0:
-            try:
-                self._close_lent(CACHE_LENT_FILES_MAX - 1)
-                file.borrow_fd = self._open_to_lend(version)
-            except OSError as error:
-                raise BlocksMissing([whole_file(size_bytes)]) from error
-            self._lent_open[file] = None
-        if not self._shelf.is_as_left(file, stamp_of(self._disk, file.borrow_fd)):
-            if not file.borrows and self._lent_open.pop(file, True) is None:
-                self._disk.close(file.borrow_fd)
-                file.borrow_fd = -1
-            raise BlocksMissing([whole_file(size_bytes)])
-        file.borrows += 1
-        self._lent.setdefault(version, deque()).append(file)
-        self._shelf.pin(version, +1)
-        return file.borrow_fd
-
-    def _open_to_lend(self, version: bytes) -> int:
-        path, _ = self._directory.paths(version)
-        try:
-            return self._disk.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                raise
-            self.close_idle_files()
-            return self._disk.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-
-    def _close_lent(self, keep_count: int) -> None:
-        """The kernel has a reference of its own by now; the loans go on."""
-        while len(self._lent_open) > keep_count:
-            file, _ = self._lent_open.popitem(last=False)
-            self._disk.close(file.borrow_fd)
-            file.borrow_fd = -1
+        return self._loans.lend(file)
 
     def return_fd(self, version: bytes) -> None:
         """End one loan. The reads it served were not seen: the whole file counts as used now."""
-        loans = self._lent.get(version)
-        if not loans:
-            assert self._closed, "return_fd without borrow_fd"
-            return
-        file = loans.popleft()
-        if not loans:
-            del self._lent[version]
-        self._shelf.pin(version, -1)
-        self._end_loan(file)
-        if not file.removed and file.extents is not None:
-            self._policy.touch(file.extents, 0, len(file.extents.ticks), file.size_bytes)
+        self._loans.take_back(version)
+
+    def hold(self, version: bytes) -> None:
+        """A loan that an earlier process made: the kernel reads the file, and has its descriptor. Every one needs its ``let_go``."""
+        self._loans.hold(version)
+
+    def let_go(self, version: bytes) -> None:
+        """End one such loan."""
+        self._loans.let_go(version)
 
     def pin(self, version: bytes) -> None:
         """Keep what is cached of this version, now or later, from eviction. Counted: each pin needs its ``unpin``."""
@@ -572,33 +478,6 @@ class Store:
 
     def unpin(self, version: bytes) -> None:
         self._shelf.pin(version, -1)
-
-    def hold(self, version: bytes) -> None:
-        """A loan that an earlier process made: the kernel reads the file, and has its descriptor. Every one needs its ``let_go``."""
-        file = self._shelf.files.get(version)
-        if file is not None:
-            file.borrows += 1
-        self._held.setdefault(version, deque()).append(file)
-        self._shelf.pin(version, +1)
-
-    def let_go(self, version: bytes) -> None:
-        """End one such loan."""
-        loans = self._held.get(version)
-        if not loans:
-            assert self._closed, "let_go without hold"
-            return
-        file = loans.popleft()
-        if not loans:
-            del self._held[version]
-        self._shelf.pin(version, -1)
-        if file is not None:
-            self._end_loan(file)
-
-    def _end_loan(self, file: CachedFile) -> None:
-        if file.borrows == 1 and self._lent_open.pop(file, True) is None:
-            self._disk.close(file.borrow_fd)
-            file.borrow_fd = -1
-        self._shelf.give_back(file)
 
     def drop(self, version: bytes) -> None:
         """Forget a version and remove its files, also when pinned; its space is free once nobody reads it any more."""
@@ -631,60 +510,5 @@ class Store:
 
     async def tend(self) -> None:
         """For a slow timer: look at the directory and the disk's free space, and get down to the limits if others took some."""
-        if self._closed:
-            return
-        if self._is_stuck != self._stuck:
-            self._stuck = not self._stuck
-            if self._stuck:
-                self._shelf.slow()
-                log.warning("the cache disk is slow: a write to it does not end", path=str(self._directory.path))
-            else:
-                log.info("the cache disk takes writes again", path=str(self._directory.path))
-        if not self._health.may_write(self._clock()):
-            return
-        if self._tending is None or self._tending.done():
-            self._tending = self._shelf.own(self._tend(), "cache tending")
-        await asyncio.wait((self._tending,), timeout=CACHE_TEND_WAIT_S)
-
-    async def _tend(self) -> None:
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._shelf.write_pool, self._directory.check, self._disk)
-            await self._reclaim.refresh()
-            if self._health.trouble is not None and await self._is_well_again() and self._health.wrote():
-                self._well()
-            await self._look_at_lent()
-        except OSError as error:
-            if self._health.bypass is not None or kind_of(error) not in ("full", "quota"):
-                self._disk_failed(error)
-            return
-        await self._reclaim.trim()
-
-    async def _look_at_lent(self) -> None:
-        """Whether somebody else changed what the kernel reads by itself. Raises OSError."""
-        lent: dict[CachedFile | None, None] = dict.fromkeys(loans[-1] for loans in self._lent.values())
-        lent.update(dict.fromkeys(loans[-1] for loans in self._held.values()))
-        files = [file for file in lent if file is not None and not file.removed and not file.own_writes]
-        paths = {file: self._directory.paths(file.version)[0] for file in files if file.borrow_fd < 0}
-        before = {file: file.stamp for file in paths}
-        for file in files:
-            if file not in paths:
-                self._shelf.is_as_left(file, stamp_of(self._disk, file.borrow_fd))
-        if not paths:
-            return
-        stamps = await asyncio.get_running_loop().run_in_executor(
-            self._shelf.read_pool, stamps_at, self._disk, list(paths.values())
-        )
-        for file, stamp in zip(paths, stamps, strict=True):
-            if stamp is not None and file.stamp is before[file] and file.borrows and not file.removed:
-                self._shelf.is_as_left(file, stamp)
-
-    async def _is_well_again(self) -> bool:
-        """Try the disk for which trouble was seen, without waiting for somebody's write. Raises OSError: it is not."""
-        short = self._health.shortage
-        if self._health.bypass is None and short is not None and short.kind != "quota":
-            return self._reclaim.has_room(EXTENT_BYTES)  # what the disk says of itself
-        probe_bytes = BLOCK_BYTES if self._health.bypass is not None else EXTENT_BYTES
-        await asyncio.get_running_loop().run_in_executor(
-            self._shelf.write_pool, try_to_write, self._disk, self._directory, probe_bytes
-        )
-        return True
+        if not self._closed:
+            await self._care.tend(CACHE_TEND_WAIT_S)

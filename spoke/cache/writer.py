@@ -16,9 +16,10 @@ from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, write_blocks
 from spoke.cache.disk import Disk
 from spoke.cache.health import DiskHealth, NoRoom, TroubleKind, kind_of
+from spoke.cache.open_files import NOT_THE_DISK
 from spoke.cache.quota import FILE_OVERHEAD_BYTES, WRITE_OVERHEAD_BYTES, FreeSpace
 from spoke.cache.reclaim import OUT_OF_SPACE, Reclaimer
-from spoke.cache.shelf import NOT_THE_DISK, Shelf
+from spoke.cache.shelf import Shelf
 
 log = get_logger(__name__)
 

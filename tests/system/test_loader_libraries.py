@@ -120,11 +120,11 @@ def test_megatron_trains_with_its_index_files_elsewhere(pair: Pair, scratch: Pat
 import sys
 from pathlib import Path
 import numpy as np
-from real_loaders import _one_process, megatron_dataset
+from real_loaders import megatron_dataset, one_process
 
 options = {"prefix": "text_document", "seed": 1234, "seq-length": 512, "split": "100,0,0"}
 local, mounted, scratch = map(Path, sys.argv[1:])
-with _one_process(scratch):
+with one_process(scratch):
     made = []
     for name, seen_as in (("ours", local), ("theirs", mounted)):
         (scratch / name).mkdir()

@@ -165,11 +165,11 @@ MEGATRON = """
 import sys
 import torch
 from pathlib import Path
-from real_loaders import _one_process, megatron_dataset
+from real_loaders import megatron_dataset, one_process
 
 mount, work, mapped = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "mmap"
 options = {"prefix": "p", "split": "99,1,0", "seed": 1234, "seq-length": 512, "num-samples": 3000}
-with _one_process(work):
+with one_process(work):
     dataset = megatron_dataset(options, work, mmap=mapped, seen_as=mount)
 loader = torch.utils.data.DataLoader(
     dataset, batch_sampler=[range(n, n + 8) for n in range(0, 320, 8)], num_workers=4, multiprocessing_context="fork"
