@@ -32,7 +32,7 @@ class Way(Protocol):
     @property
     def kind(self) -> str: ...
     def open(self, hub: tuple[str, int]) -> str:
-        """The address at which a spoke reaches the hub across the link."""
+        """The address at which a spoke reaches the hub, or something else that listens beside it, across the link."""
         ...
 
     def silence(self, *, on: bool) -> None:
@@ -62,14 +62,15 @@ class GivenWay:
 
 
 class _ProxyWay:
-    """Starts ``python -m bench.delay_proxy`` in front of the hub; its log and last counters go to ``log``."""
+    """Starts ``python -m bench.delay_proxy`` in front of the hub, and of whatever else is reached across it (each then has the rate for
+    itself); logs and last counters go to ``log``."""
 
     def __init__(self, shape: LinkShape, log: Path, environ: dict[str, str]) -> None:
         self.kind = "delay proxy"
         self.hub_prefix: list[str] = []
         self.hub_host = "127.0.0.1"
         self._shape, self._log, self._environ = shape, log, environ
-        self.process: subprocess.Popen[str] | None = None
+        self._processes: list[subprocess.Popen[str]] = []
 
     def open(self, hub: tuple[str, int]) -> str:
         shape = self._shape
@@ -81,7 +82,7 @@ class _ProxyWay:
             "--queue": f"{shape.queue_s}s",
         }
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "bench.delay_proxy", "--commands"),
                     *(word for pair in flags.items() for word in pair),
@@ -93,26 +94,29 @@ class _ProxyWay:
                 cwd=ROOT,
                 env=self._environ,
             )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        self._processes.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
         if not line.startswith("listening on "):
-            raise HeadraceError(f"the delay proxy did not start; it ended with exit code {self.process.wait()}")
+            raise HeadraceError(f"the delay proxy did not start; it ended with exit code {process.wait()}")
         return format_address(*parse_address(line.removeprefix("listening on ")))
 
     def silence(self, *, on: bool) -> None:
-        process = self.process
-        if process is None or process.stdin is None or process.stdout is None:
+        if not self._processes:
             raise HeadraceError("the delay proxy does not run yet")
-        process.stdin.write(f"blackhole {'on' if on else 'off'}\n")
-        process.stdin.flush()
-        if "blackhole" not in (answer := process.stdout.readline()):
-            raise HeadraceError(f"the delay proxy did not obey; it said {answer!r}")
+        for process in self._processes:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"blackhole {'on' if on else 'off'}\n")
+            process.stdin.flush()
+            if "blackhole" not in (answer := process.stdout.readline()):
+                raise HeadraceError(f"the delay proxy did not obey; it said {answer!r}")
 
     def close(self) -> None:
-        if self.process is not None:
-            self.process.terminate()
+        for process in self._processes:
+            process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=5)
+                process.wait(timeout=5)
 
 
 @contextlib.contextmanager

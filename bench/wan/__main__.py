@@ -29,7 +29,7 @@ from bench.cpu_time import cpu_time
 from bench.lab import Lab, Spoke, ready
 from bench.link import LinkShape
 from bench.path import ROOT, GivenWay, Way, describe, make_way
-from bench.wan import report
+from bench.wan import echo, report
 from common.errors import HeadraceError, UsageError
 from common.terminal import EXIT_FAILED, EXIT_USAGE
 from common.units import format_size, parse_duration, parse_rate, parse_size
@@ -135,6 +135,7 @@ def measure(lab: Lab, way: Way, arguments: argparse.Namespace, say: Callable[[st
     flags = ("--cache-size", str((1 + turns) * total_bytes + (1 << 30)), *shlex.split(arguments.spoke_flags))
     timeout_s = 60 + 20 * total_bytes / min(shape.rate_bytes_per_s, 1e8)
     idle_s: list[float] = []
+    plain_s: list[float] = []
     runs = []
     for readers in arguments.readers:
         spoke = lab.mount(DATASET, f"load{readers}", *flags)
@@ -142,6 +143,7 @@ def measure(lab: Lab, way: Way, arguments: argparse.Namespace, say: Callable[[st
             say(f"{arguments.probes} cold pages over an idle link")
             facts = put_load(spoke, [], 0, arguments.probes, 0.02, timeout_s)
             idle_s = [took_s for _, took_s in facts["probes"]]
+            plain_s = echo.measure(way, shlex.split(arguments.spoke_exec or ""), arguments.probes)
             time.sleep(arguments.pause)
         pages = arguments.probes
         for turn in range(turns):
@@ -176,7 +178,7 @@ def measure(lab: Lab, way: Way, arguments: argparse.Namespace, say: Callable[[st
     text = f"{describe(shape)}{f', {shape.loss:.2%} loss' if shape.loss else ''} ({way.kind})"
     if arguments.outage:
         text += f", silent for {arguments.outage:g} s"
-    return report.Result(text, shape.rtt_s, shape.rate_bytes_per_s, idle_s, runs, shlex.join(sys.argv[1:]))
+    return report.Result(text, shape.rtt_s, shape.rate_bytes_per_s, idle_s, plain_s, runs, shlex.join(sys.argv[1:]))
 
 
 def check(facts: dict[str, Any], digests: dict[str, str]) -> None:

@@ -66,12 +66,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """``idle_s``: how long single cold pages took on an idle link. ``rate_bytes_per_s`` inf: the link has no limit."""
+    """``idle_s``: how long single cold pages took on an idle link; ``plain_s``: plain exchanges of their size, right after them.
+    ``rate_bytes_per_s`` inf: the link has no limit."""
 
     link: str
     rtt_s: float
     rate_bytes_per_s: float
     idle_s: Sequence[float]
+    plain_s: Sequence[float]
     runs: Sequence[Run]
     command: str
 
@@ -98,6 +100,7 @@ def as_json(result: Result) -> dict[str, Any]:
             "rate_bytes_per_s": None if math.isinf(result.rate_bytes_per_s) else result.rate_bytes_per_s,
         },
         "idle": {**_latency(result.idle_s), "latencies_s": list(result.idle_s)},
+        "plain": {**_latency(result.plain_s), "latencies_s": list(result.plain_s)},
         "runs": [
             {
                 "readers": run.readers,
@@ -132,12 +135,16 @@ def show(result: Result, console: Console) -> None:
         table.add_column(run.label, justify="right", no_wrap=True)
     shares = [result.shares(run) for run in result.runs]
     idle = f"{_ms(quantile(result.idle_s, 0.5))} / {_ms(quantile(result.idle_s, 0.99))}"
+    plain = f"{_ms(quantile(result.plain_s, 0.5))} / {_ms(quantile(result.plain_s, 0.99))}"
+    more_s = quantile(result.idle_s, 0.5) - quantile(result.plain_s, 0.5)
     rows: list[tuple[str, list[str]]] = [
         ("read, MB/s", [f"{run.goodput_bytes_per_s / 1e6:,.1f}" for run in result.runs]),
         ("  of the link", [_ratio(share["all"]) for share in shares]),
         (f"  first {FIRST_ROUND_TRIPS} round trips", [_ratio(share["first"]) for share in shares]),
         ("  after them", [_ratio(share["after"]) for share in shares]),
         ("one cold page, idle, p50 / p99 ms", [idle for _ in result.runs]),
+        ("  a plain exchange of its size", [plain for _ in result.runs]),
+        ("  p50 above that", [_ms(more_s) for _ in result.runs]),
         ("  under load", [f"{_ms(quantile(run.probes_s, 0.5))} / {_ms(quantile(run.probes_s, 0.99))}" for run in result.runs]),
         ("  p99 to idle", [_ratio(quantile(run.probes_s, 0.99) / quantile(result.idle_s, 0.99)) for run in result.runs]),
         ("bytes on the wire / read", [_ratio(run.wire_bytes / run.read_bytes) for run in result.runs]),

@@ -40,7 +40,7 @@ def test_buckets_count_in_proportion() -> None:
 
 
 def test_shares_are_told_before_and_after_the_first_round_trips() -> None:
-    result = Result("a link", 0.125, 400.0, [0.05], [RUN], "--x")
+    result = Result("a link", 0.125, 400.0, [0.05], [0.04], [RUN], "--x")
     shares = result.shares(RUN)
     assert shares["all"] == pytest.approx(600 / 2.25 / 400)
     assert shares["first"] == pytest.approx(300 / 1.5 / 400)
@@ -52,13 +52,13 @@ def test_shares_are_told_before_and_after_the_first_round_trips() -> None:
 
 
 def test_a_link_without_limit_has_no_shares() -> None:
-    result = Result("a link", 0.0, math.inf, [0.05], [RUN], "")
+    result = Result("a link", 0.0, math.inf, [0.05], [0.04], [RUN], "")
     assert set(result.shares(RUN).values()) == {None}
     assert json.loads(json.dumps(as_json(result)))["link"]["rate_bytes_per_s"] is None
 
 
 def test_the_table_and_the_files(tmp_path: Path) -> None:
-    result = Result("60 ms round trip", 0.125, 400.0, [0.05], [RUN], "")
+    result = Result("60 ms round trip", 0.125, 400.0, [0.05], [0.04], [RUN], "")
     console = Console(record=True, width=120)
     show(result, console)
     assert "under load" in console.export_text()
