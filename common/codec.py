@@ -77,6 +77,11 @@ class Shrinkage:
         self._seen[version] = (ratio, 0 if due else passed_over + 1)
         return due
 
+    def ratio(self, version: bytes) -> float | None:
+        """Packed over raw bytes of its extents lately; None when none was packed yet."""
+        seen = self._seen.get(version)
+        return seen[0] if seen is not None and seen[0] != _UNTOLD else None
+
     def saw(self, version: bytes, raw_bytes: int, packed_bytes: int) -> None:
         ratio = self._last_ratio = packed_bytes / raw_bytes
         old = self._seen.pop(version, None)

@@ -1,18 +1,21 @@
-"""Which extents travel compressed: where bytes would have to wait for the link anyway, and where they shrink.
+"""Which extents travel compressed: where it pays on their path (:mod:`common.serving.packing_choice`), and where they shrink.
 
-The sign that the link is the bottleneck is local: something already waits for this connection's socket. When nothing
-waits, and others are being packed or read, the CPU is what is short, and raw bytes go out at once.
+Owns the threads that pack, what packing costs, and what it makes of each version. When more waits for the threads than
+they do in a moment and the connection has nothing else to send, raw bytes go out at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from enum import Enum
 
-from common import codec, limits
+from common import codec, limits, runtime
 from common.serving.egress import Link, Packed
+from common.serving.packing_choice import PackingCost
 from common.serving.source import Extent
 from common.wire.messages import Codec
 
@@ -26,13 +29,24 @@ class Compression(Enum):
 
 
 class Packer:
-    """The server's ``pack``. ``close`` ends its threads; ``raw_bytes`` and ``packed_bytes`` count what it was given and gave."""
+    """The server's ``pack``. ``close`` ends its threads; ``raw_bytes`` and ``packed_bytes`` count what it was given and gave.
 
-    def __init__(self, compression: Compression, threads: int = limits.PACK_THREADS) -> None:
+    ``cpu_s``: the calling thread's CPU time, in seconds.
+    """
+
+    def __init__(
+        self,
+        compression: Compression,
+        threads: int = limits.PACK_THREADS,
+        cpu_s: Callable[[], float] = runtime.thread_cpu_s,
+    ) -> None:
         self._compression = compression
         self._shrinkage = codec.Shrinkage()
         self._threads = ThreadPoolExecutor(threads, "pack") if compression is not Compression.OFF else None
-        self._packing = 0
+        self._cpu_s = cpu_s
+        self._packing_bytes = 0
+        self._timed_extents = 0
+        self.cost = PackingCost(cores=min(threads, len(os.sched_getaffinity(0))))
         self.raw_bytes = 0
         self.packed_bytes = 0
 
@@ -55,21 +69,35 @@ class Packer:
                 packed = Packed(extent, Codec.ZSTD, payload)
         self.raw_bytes += len(extent.data)
         self.packed_bytes += len(packed.payload)
+        if link.packing is not None:
+            link.packing.prepared(len(extent.data), len(packed.payload), self.cost)
         return packed
 
     def _wants(self, version: bytes, extent: Extent, link: Link) -> bool:
-        if self._threads is None or Codec.ZSTD not in link.codecs or len(extent.data) < limits.PACK_MIN_BYTES:
+        size_bytes = len(extent.data)
+        if self._threads is None or Codec.ZSTD not in link.codecs or size_bytes < limits.PACK_MIN_BYTES:
             return False
-        if self._compression is Compression.AUTO and not self._link_is_short(link):
-            return False
+        if self._compression is Compression.AUTO:
+            choice = link.packing
+            if choice is not None and not choice.wants(size_bytes, self._shrinkage.ratio(version)):
+                return False
+            busy = self._packing_bytes >= limits.PACK_QUEUE_BYTES
+            if busy and link.waiting_bytes < limits.PACK_WHEN_WAITING_BYTES:
+                return False
         return self._shrinkage.worth_trying(version)
 
-    def _link_is_short(self, link: Link) -> bool:
-        return link.waiting_bytes >= limits.PACK_WHEN_WAITING_BYTES or self._packing == 0
-
     async def _pack_in_thread(self, extent: Extent) -> bytes:
-        self._packing += 1
+        size_bytes = len(extent.data)
+        self._packing_bytes += size_bytes
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, codec.pack, extent.data)
+            payload, cpu_s = await asyncio.get_running_loop().run_in_executor(self._threads, self._timed, extent.data)
         finally:
-            self._packing -= 1
+            self._packing_bytes -= size_bytes
+        self._timed_extents = min(self._timed_extents + 1, limits.PACK_COST_EXTENTS)
+        known = self.cost.s_per_byte
+        self.cost = replace(self.cost, s_per_byte=known + (cpu_s / size_bytes - known) / self._timed_extents)
+        return payload
+
+    def _timed(self, data: bytes | bytearray | memoryview) -> tuple[bytes, float]:
+        from_s = self._cpu_s()
+        return codec.pack(data), self._cpu_s() - from_s
