@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-FAR_RTT_S, FAR_ANSWER_S = 0.01, 0.04
+FAR_RTT_S, FAR_ANSWER_S = 0.01, 0.03
 """From here on a path is far, by TCP's least round trip, or by what a PING takes (TCP may end at a proxy; but less is also how
 a busy machine answers). Nearer paths are mostly as fast as the machines."""
 
