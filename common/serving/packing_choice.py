@@ -226,6 +226,8 @@ class PackingChoice:
 
     def _compare(self, now_s: float, rate: float, rtt_s: float, was_busy: bool) -> None:
         wins = (self.packing_bytes_per_s or 0.0) >= rate * (WIN_FAR if self.far else WIN_NEAR)
+        # Bytes over a long way cost money, too: it goes raw where packing cannot keep up, not where the CPUs have other work.
+        wins = wins or (self.far and self._pays(rate, self._ratio))
         if wins and not was_busy:
             self.idle(now_s)  # nobody asked for more: no answer
             return
