@@ -218,9 +218,10 @@ class RunTable:
         turns = self._turns
         if not turns.are_kept(len(self._by_next) + len(self._by_start), read_blocks, self._block_count):
             return []
-        if len(self._candidates) > _STRAYS * self._away_reads:
+        round_reads = max(self._away_reads, self._round_reads)
+        if len(self._candidates) > _STRAYS * round_reads:
             return []  # most of what was begun here came to nothing: records, read by several at a time
-        self._round_reads = self._away_reads
+        self._round_reads = round_reads
         found = {kept.stream_id: kept for kept in turns.kept if self._candidates.get(kept.stream_id) is kept}
         turns.kept.clear()
         most_blocks = run.next_block - run.start_block

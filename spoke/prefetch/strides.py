@@ -124,12 +124,11 @@ class StrideTable:
             return []  # a few at a time
         stride.fetch_blocks = max(stride.read_blocks, least_blocks)
         ranges = []
-        last_block = self._block_count - (abs(stride.step_blocks) // 2 if stride.are_parts else 1)
         for number in range(stride.planned + 1, wanted + 1):
             first_block = stride.at_block + number * stride.step_blocks
             end_block = min(first_block + stride.fetch_blocks, self._block_count)
             first_block = max(first_block, 0)
-            if first_block >= end_block or first_block > last_block:
+            if first_block >= end_block:
                 break
             ranges.append(BlockRange(first_block, end_block - first_block))
         stride.planned += len(ranges)

@@ -22,9 +22,8 @@ _AHEAD = 4
 _KEPT_MAX = 64
 
 _BURSTS = 3
-_BURSTS_MORE = 4
-_BURSTS_MOST = 32
-"""So many places in a row must have been read on before the next is fetched ahead; so many more after each that was not."""
+_BURSTS_MOST = 64
+"""So many places in a row must have been read on before the next is fetched ahead; twice as many after each that was not."""
 
 _BURST_MAX_BLOCKS = 256
 
@@ -122,11 +121,12 @@ class Beginnings:
         if before is last and before.reads > 1:
             blocks = before.next_block - before.start_block
             self._blocks = min(self._blocks, blocks) if self._count else blocks
+            if self._count >= self._needed:
+                self._needed = max(_BURSTS, self._needed - 1)
             self._count += 1
-            self._needed = max(_BURSTS, self._needed - 1)
         elif self._count:
             if self._count >= self._needed:
-                self._needed = min(self._needed + _BURSTS_MORE, _BURSTS_MOST)
+                self._needed = min(2 * self._needed, _BURSTS_MOST)
             self._count = 0
 
     def guessed(self, end_block: int) -> None:
