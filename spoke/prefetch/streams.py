@@ -39,7 +39,7 @@ _SOON_STREAMS_MAX = 64
 
 
 _FAITH_SHARE = 4
-_STRAYS = 2
+_STRAYS = 1.25
 
 
 class Join(Enum):
