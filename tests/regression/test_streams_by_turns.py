@@ -32,8 +32,8 @@ def equal(count: int, size_bytes: int) -> list[Part]:
     return [(number * step, (number + 1) * step) for number in range(count)]
 
 
-def uneven(count: int, size_bytes: int) -> list[Part]:
-    dice = random.Random(2)
+def uneven(count: int, size_bytes: int, seed: int = 2) -> list[Part]:
+    dice = random.Random(seed)
     starts = [0, *sorted(cut * BLOCK_BYTES for cut in dice.sample(range(1, size_bytes // BLOCK_BYTES), count - 1))]
     parts = list(zip(starts, [*starts[1:], size_bytes], strict=True))
     dice.shuffle(parts)
@@ -63,3 +63,10 @@ def waited_rtts(parts: list[Part]) -> float:
 )
 def test_streams_by_turns_cost_a_few_round_trips_and_not_two_each(parts: list[Part], most_rtts: float) -> None:
     assert waited_rtts(parts) <= most_rtts
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_the_parts_each_costs_its_beginning_and_little_else(seed: int) -> None:
+    dice = random.Random(seed)
+    count = dice.randrange(3, 49)
+    assert waited_rtts(uneven(count, 96 * MIB, seed)) <= count + 10
