@@ -39,7 +39,10 @@ _SOON_STREAMS_MAX = 64
 
 
 _FAITH_SHARE = 4
+"""Whose turn comes next gets a window for a part of what it has read: two READs, not a whole extent, until it is read again."""
+
 _STRAYS = 1.25
+"""Candidates for each read of a round, at most: where readers take turns, hardly any place was begun and left."""
 
 
 class Join(Enum):
