@@ -115,7 +115,8 @@ class Guesses:
         trusted = file.trust.earned and self._trusts[Reason.SEQUENTIAL].earned
         if trusted and not foretold:
             if join is Join.NEW:
-                self._read_on(file, start_block, end_block)
+                if file.runs.beginnings.blocks or file.runs.beginnings.wasted_blocks:
+                    self._read_on(file, start_block, end_block)
             elif file.runs.may_be_turns:
                 self._take_turns(now_s, file, run, end_block - start_block)
         if run.window is None:

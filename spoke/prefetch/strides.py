@@ -73,8 +73,8 @@ class StrideTable:
         self._strides: OrderedDict[int, Stride] = OrderedDict()
         self._by_next: dict[int, Stride] = {}
         self._next_id = 0
-        self._last = (0, 0)  # where the last read was, and of how many blocks
-        self._steps = (0, 0)  # the latest distance from one to the next, and how often in a row
+        self._last_block, self._last_blocks = -(1 << 60), 0  # where the last read was, and of how many blocks
+        self._step_blocks = self._equal_steps = 0  # the latest distance from one to the next, and how often in a row
         self.wasted_bytes = 0
 
     def __len__(self) -> int:
@@ -90,7 +90,12 @@ class StrideTable:
         if stride is not None and stride.read_blocks == read_blocks:
             self._advance(stride, start_block)
             return stride
-        are_parts = self._are_parts(start_block, read_blocks)
+        step_blocks = start_block - self._last_block
+        if step_blocks == self._step_blocks and read_blocks == self._last_blocks:
+            self._equal_steps += 1
+        else:
+            self._step_blocks, self._last_blocks, self._equal_steps = step_blocks, read_blocks, 1
+        self._last_block = start_block
         if downward_reads >= _SHORTEST:
             return self._begin(start_block, -read_blocks, read_blocks, downward_reads, now_s)
         if self._strides and self._is_echo(start_block):
@@ -102,9 +107,9 @@ class StrideTable:
             self._recent.popitem(last=False)
         if found is not None:
             return self._begin(start_block, found[0], read_blocks, found[1], now_s)
-        if not are_parts:
+        if self._equal_steps != _PARTS - 1 or not self._are_parts(start_block, step_blocks, read_blocks):
             return None
-        stride = self._begin(start_block, self._steps[0], read_blocks, _PARTS, now_s)
+        stride = self._begin(start_block, step_blocks, read_blocks, _PARTS, now_s)
         stride.are_parts = True
         return stride
 
@@ -142,23 +147,16 @@ class StrideTable:
 
     # --- inside ------------------------------------------------------------------------------------------
 
-    def _are_parts(self, start_block: int, read_blocks: int) -> bool:
-        """The last three reads began equal parts of the file, one after another, as readers do that share it between them."""
-        step = start_block - self._last[0]
-        if read_blocks != self._last[1]:
-            self._steps = (0, 0)
-        elif step == self._steps[0]:
-            self._steps = (step, self._steps[1] + 1)
-        else:
-            self._steps = (step, 1)
-        self._last = (start_block, read_blocks)
-        if self._steps[1] != _PARTS - 1 or abs(step) <= read_blocks:
+    def _are_parts(self, start_block: int, step_blocks: int, read_blocks: int) -> bool:
+        """Reads so far apart begin equal parts of the file, as readers do that share it between them."""
+        step = abs(step_blocks)
+        if step <= read_blocks:
             return False
-        parts = round(self._block_count / abs(step))
-        if not _PARTS <= parts <= _PARTS_MAX or abs(self._block_count - parts * abs(step)) > parts:
+        parts = round(self._block_count / step)
+        if not _PARTS <= parts <= _PARTS_MAX or abs(self._block_count - parts * step) > parts:
             return False
-        beside = start_block % abs(step)
-        if parts < beside < abs(step) - _FAULT_LEAD_BLOCKS:
+        beside = start_block % step
+        if parts < beside < step - _FAULT_LEAD_BLOCKS:
             return False
         unit = read_blocks if start_block % read_blocks == 0 and step % read_blocks == 0 else 1
         places = self._block_count / unit

@@ -90,23 +90,20 @@ class Turns:
 class Beginnings:
     """Whether places of a file, once begun, are read on at once, and how far; of the shortest among the last ones in a row.
 
-    ``wasted_blocks``: guessed and not read, until taken.
+    ``blocks``: what a place that begins now is worth from its beginning on; 0: nothing is known. ``wasted_blocks``: guessed and not
+    read, until taken.
     """
 
-    __slots__ = ("_blocks", "_count", "_guessed_block", "_needed", "_run", "wasted_blocks")
+    __slots__ = ("_count", "_guessed_block", "_needed", "_run", "_shortest_blocks", "blocks", "wasted_blocks")
 
     def __init__(self) -> None:
         self._run: Run | None = None
-        self._blocks = 0
+        self._shortest_blocks = 0
         self._count = 0
         self._needed = _BURSTS
         self._guessed_block = 0
+        self.blocks = 0
         self.wasted_blocks = 0
-
-    @property
-    def blocks(self) -> int:
-        """What a place that begins now is worth from its beginning on; 0: nothing is known."""
-        return min(self._blocks, _BURST_MAX_BLOCKS) if self._count >= self._needed else 0
 
     def begun(self, run: Run, last: Run | None) -> None:
         """A place was begun; ``last`` was read before."""
@@ -114,20 +111,21 @@ class Beginnings:
         self._run = run
         if before is None:
             return
-        wasted_blocks = self._guessed_block - before.next_block
-        self._guessed_block = 0
-        if wasted_blocks > 0:
-            self.wasted_blocks += wasted_blocks
+        if self._guessed_block:
+            self.wasted_blocks += max(0, self._guessed_block - before.next_block)
+            self._guessed_block = 0
         if before is last and before.reads > 1:
             blocks = before.next_block - before.start_block
-            self._blocks = min(self._blocks, blocks) if self._count else blocks
-            if self._count >= self._needed:
+            self._shortest_blocks = min(self._shortest_blocks, blocks) if self._count else blocks
+            if self.blocks:
                 self._needed = max(_BURSTS, self._needed - 1)
             self._count += 1
-        elif self._count:
             if self._count >= self._needed:
+                self.blocks = min(self._shortest_blocks, _BURST_MAX_BLOCKS)
+        elif self._count:
+            if self.blocks:
                 self._needed = min(2 * self._needed, _BURSTS_MOST)
-            self._count = 0
+            self._count = self.blocks = 0
 
     def guessed(self, end_block: int) -> None:
         """Of the place begun last so much was fetched."""
