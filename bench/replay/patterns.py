@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.replay import places, shards, tokens
+from bench.replay import lanes, places, shards, tokens
 from bench.replay.pages import Scale
 from bench.replay.trace import Process, Trace
 from common.errors import UsageError
@@ -34,6 +34,11 @@ PATTERNS: dict[str, Pattern] = {
     "sweep-workers": places.sweep_workers,
     "small-files": places.small_files,
     "interleaved": places.interleaved,
+    "lanes": lanes.lanes,
+    "lanes-many": lanes.lanes_many,
+    "lanes-uneven": lanes.lanes_uneven,
+    "lanes-faults": lanes.lanes_faults,
+    "lanes-uneven-faults": lanes.lanes_uneven_faults,
     "strided": places.strided,
     "strided-near": places.strided_near,
     "backward": places.backward,

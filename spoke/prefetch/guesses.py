@@ -40,7 +40,7 @@ class Guesses:
         self._small_file_bytes = small_file_bytes
         self._stream_max_bytes = stream_max_bytes
         self._windows_max_bytes = windows_max_bytes
-        self._scattered: deque[tuple[KnownFile, Stride, BlockRange]] = deque()
+        self._scattered: deque[tuple[KnownFile, Stride | None, BlockRange]] = deque()
         self._chains = Chains(next_file)
         self._ledger = ledger
         self._latency = latency
@@ -113,6 +113,12 @@ class Guesses:
         if (join is Join.NEW or join is Join.EARLIER) and not foretold:
             self._stride(now_s, file, start_block, end_block, run.downward_reads, late=late)
         trusted = file.trust.earned and self._trusts[Reason.SEQUENTIAL].earned
+        if trusted and not foretold:
+            if join is Join.NEW:
+                if file.runs.beginnings.blocks or file.runs.beginnings.wasted_blocks:
+                    self._read_on(file, start_block, end_block)
+            elif file.runs.may_be_turns:
+                self._take_turns(now_s, file, run, end_block - start_block)
         if run.window is None:
             if not file.runs.is_stream(run, start_block, end_block, trusted=trusted and not foretold):
                 return 0
@@ -190,9 +196,34 @@ class Guesses:
             return
         cap_bytes = min(self._stream_max_bytes, self._windows_max_bytes // (len(self._active) + len(strides)))
         latency_s = self._latency.latency_s
-        for blocks in strides.ahead(stride, now_s, late=late, latency_s=latency_s, cap_bytes=cap_bytes):
+        least_blocks = file.runs.beginnings.blocks  # places of it may be read on at once, as others were
+        for blocks in strides.ahead(
+            stride, now_s, late=late, latency_s=latency_s, cap_bytes=cap_bytes, least_blocks=least_blocks
+        ):
             self._scattered.append((file, stride, blocks))
         self._settle_strides(file)
+
+    def _read_on(self, file: KnownFile, start_block: int, end_block: int) -> None:
+        """A place was begun that, as the last ones were, will be read on at once."""
+        beginnings = file.runs.beginnings
+        if beginnings.wasted_blocks:
+            wasted_bytes = beginnings.wasted_blocks * BLOCK_BYTES
+            beginnings.wasted_blocks = 0
+            file.trust.wasted(wasted_bytes)
+            self._trusts[Reason.SEQUENTIAL].wasted(wasted_bytes)
+        guessed_block = min(start_block + beginnings.blocks, file.block_count)
+        if guessed_block > end_block:
+            beginnings.guessed(guessed_block)
+            self._scattered.append((file, None, BlockRange(end_block, guessed_block - end_block)))
+
+    def _take_turns(self, now_s: float, file: KnownFile, run: Run, read_blocks: int) -> None:
+        """Readers by turns: ``run`` was read in its turn, so the next ones will be."""
+        for found in file.runs.in_turn(run, read_blocks):
+            for continued in file.runs.promote(found, read_blocks, Window(now_s)):
+                self._active.pop(continued.stream_id, None)
+            if found is not run:  # that is widened by its own read
+                self._widen(now_s, file, found, 0, late=True)
+        self._settle(file)
 
     def _settle_strides(self, file: KnownFile) -> None:
         """Progressions that the file forgot: what they had ahead is wasted."""
@@ -203,15 +234,16 @@ class Guesses:
             self._trusts[Reason.STRIDED].wasted(wasted_bytes)
 
     def _plan_scattered(self, now_s: float, budget_bytes: int) -> list[Fetch]:
-        """The steps of progressions, first of all: they are few, and soon read."""
+        """The steps of progressions, and what is left of places begun, first of all: they are few, and soon read."""
         fetches: list[Fetch] = []
         while self._scattered and budget_bytes >= EXTENT_BYTES:
             file, stride, blocks = self._scattered.popleft()
-            if stride not in file.strides or now_s < file.paused_until_s:
+            if (stride is not None and stride not in file.strides) or now_s < file.paused_until_s:
                 continue  # forgotten meanwhile, or failing: whoever wants it reads it
             version, size_bytes = file.facts.version, file.facts.size_bytes
-            for fresh in self._ledger.plan(now_s, version, blocks, Reason.STRIDED):
-                fetches.append(Fetch(version, fresh, _NO_STREAM, Reason.STRIDED, size_bytes))
+            reason = Reason.SEQUENTIAL if stride is None else Reason.STRIDED
+            for fresh in self._ledger.plan(now_s, version, blocks, reason):
+                fetches.append(Fetch(version, fresh, _NO_STREAM, reason, size_bytes))
                 budget_bytes -= fresh.block_count * BLOCK_BYTES
         return fetches
 

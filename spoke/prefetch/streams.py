@@ -13,6 +13,7 @@ from enum import Enum
 
 from common import limits
 from common.blocks import BlockRange
+from spoke.prefetch.turns import Beginnings, Turns
 from spoke.prefetch.window import Window
 
 RANDOM_FAULT_BLOCKS = 32
@@ -37,6 +38,13 @@ _SOON_STREAMS_MAX = 64
 """Where chance joins that often, a stream is what went on four times, each within so many reads (and two for each other stream)."""
 
 
+_FAITH_SHARE = 4
+"""Whose turn comes next gets a window for a part of what it has read: two READs, not a whole extent, until it is read again."""
+
+_STRAYS = 1.25
+"""Candidates for each read of a round, at most: where readers take turns, hardly any place was begun and left."""
+
+
 class Join(Enum):
     NEW = "new"
     JOINED = "joined"
@@ -49,16 +57,19 @@ class Run:
 
     Once ``window`` is there it is a stream, planned up to ``planned_block``. ``evidence_blocks``: what it has read in a
     row. ``charged_blocks``: what was written off as wasted when the file was closed. ``downward_reads``: its last so many reads each
-    came before the one before. ``streak``: of its reads so many came at its end and soon one after another.
+    came before the one before. ``streak``: of its reads so many came at its end and soon one after another. ``after_id``: the run that
+    was visited after it. ``on_faith``: a stream because its turn comes, and not read since.
     """
 
     __slots__ = (
+        "after_id",
         "charged_blocks",
         "downward_reads",
         "evidence_blocks",
         "last_read",
         "last_read_s",
         "next_block",
+        "on_faith",
         "planned_block",
         "reads",
         "start_block",
@@ -79,6 +90,8 @@ class Run:
         self.charged_blocks = 0
         self.downward_reads = 1
         self.streak = 1
+        self.after_id = 0
+        self.on_faith = False
         self.window: Window | None = None
 
     @property
@@ -102,6 +115,10 @@ class RunTable:
         self._streams: OrderedDict[int, Run] = OrderedDict()
         self._join_share = 0.5
         self._reads = 0
+        self._away_reads = 0  # since the run read last was read before that
+        self._round_reads = 0  # of the readers that took turns, if any did
+        self._turns = Turns()
+        self.beginnings = Beginnings()
         self.dropped: list[Run] = []
 
     def __len__(self) -> int:
@@ -140,7 +157,9 @@ class RunTable:
             run = by_next.get(start_block + 1)
         if run is not None:
             self._extend(run, end_block, now_s)
-            return self._merge_at_end(run), self._joined()
+            run = self._merge_at_end(run)
+            self._turns.visited(run)
+            return run, self._joined()
         echoed = by_next.get(end_block)
         if echoed is not None:
             echoed.last_read_s = now_s
@@ -155,10 +174,13 @@ class RunTable:
             later.last_read_s = now_s
             self._by_start[start_block] = later
             self._candidates.move_to_end(later.stream_id)
+            self._turns.visited(later)
             self._joined()
             return later, Join.EARLIER
         run = Run(new_id, start_block, end_block, now_s)
         run.last_read = self._reads
+        self.beginnings.begun(run, self._turns.last)
+        self._turns.begun(run)
         self._join_share -= self._join_share / _HISTORY_READS
         self._forget_candidate(self._by_start.get(start_block))
         self._candidates[new_id] = run
@@ -185,6 +207,40 @@ class RunTable:
         if unaligned and end_block - start_block == RANDOM_FAULT_BLOCKS and run.reads < _READS_FAULT:
             return False
         return not self._may_be_chance(run, end_block - start_block)
+
+    @property
+    def may_be_turns(self) -> bool:
+        """:meth:`in_turn` may give something."""
+        return self._turns.has_news
+
+    def in_turn(self, run: Run, read_blocks: int) -> list[Run]:
+        """Candidates that are streams, as this read of ``run`` shows: those that were read again in their order, and the next ones.
+
+        The next ones (``on_faith``) have shown no more themselves than that they began, and are worth a quarter of it.
+        """
+        turns = self._turns
+        if not turns.are_kept(len(self._by_next) + len(self._by_start), read_blocks, self._block_count):
+            return []
+        round_reads = max(self._away_reads, self._round_reads)
+        if len(self._candidates) > _STRAYS * round_reads:
+            return []  # most of what was begun here came to nothing: records, read by several at a time
+        self._round_reads = round_reads
+        found = {kept.stream_id: kept for kept in turns.kept if self._candidates.get(kept.stream_id) is kept}
+        turns.kept.clear()
+        most_blocks = run.next_block - run.start_block
+        after = run
+        for _ in range(turns.ahead):
+            following = self._candidates.get(after.after_id) or self._streams.get(after.after_id)
+            if following is None or following is run:
+                break
+            after = following
+            read_blocks = after.next_block - after.start_block
+            if after.window is None and read_blocks <= most_blocks and after.stream_id not in found:
+                after.on_faith = True
+                after.last_read = self._reads
+                after.evidence_blocks = max(1, after.evidence_blocks // _FAITH_SHARE)
+                found[after.stream_id] = after
+        return list(found.values())
 
     def is_believed(self, run: Run, start_block: int, end_block: int) -> bool:
         """Whether a stream may go on in a file that wastes much: it has read enough in a row since it last lost what it had planned."""
@@ -260,7 +316,8 @@ class RunTable:
         del self._by_next[run.next_block]
         if run.window is not None and self._is_idle(run):
             run.evidence_blocks = 0
-        soon = self._reads - run.last_read <= self._soon_reads
+        self._away_reads = self._reads - run.last_read
+        soon = self._away_reads <= self._soon_reads
         run.streak = run.streak + 1 if soon else 1
         run.last_read = self._reads
         run.evidence_blocks += end_block - run.next_block
@@ -298,7 +355,7 @@ class RunTable:
 
     @property
     def _soon_reads(self) -> int:
-        return _SOON_READS + 2 * min(len(self._streams), _SOON_STREAMS_MAX)
+        return _SOON_READS + 2 * min(max(len(self._streams), self._round_reads), _SOON_STREAMS_MAX)
 
     def _is_idle(self, run: Run) -> bool:
         return self._reads - run.last_read > _IDLE_READS + 2 * len(self._streams)

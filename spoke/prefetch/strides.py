@@ -27,14 +27,23 @@ _STEPS_SKIPPED = 3
 
 _ECHO_STEPS = 64
 
+_FAULT_LEAD_BLOCKS = 16
+_PARTS = 3
+_PARTS_MAX = 128
+_PARTS_CHANCE = 0.001
+"""Three reads in a row, each where a part of the file begins (or, by a page fault, 64 KiB before), of at most so many equal ones: how
+likely random reads may be to do so."""
+
 
 class Stride:
     """A progression: the last read at ``at_block``, ``step_blocks`` (may be negative) from one to the next, ``read_blocks`` each.
 
-    ``reads`` seen; ``planned`` steps ahead of ``at_block`` were given out to be fetched.
+    ``reads`` seen; ``planned`` steps ahead of ``at_block`` were given out to be fetched, ``fetch_blocks`` each. ``are_parts``: its
+    places are where equal parts of the file begin.
     """
 
-    __slots__ = ("at_block", "planned", "read_blocks", "reads", "step_blocks", "stride_id", "window")
+    __slots__ = ("are_parts", "at_block", "fetch_blocks", "planned", "read_blocks", "reads", "step_blocks", "stride_id",
+                 "window")  # fmt: skip
 
     def __init__(
         self, stride_id: int, at_block: int, step_blocks: int, read_blocks: int, reads: int, now_s: float
@@ -42,15 +51,16 @@ class Stride:
         self.stride_id = stride_id
         self.at_block = at_block
         self.step_blocks = step_blocks
-        self.read_blocks = read_blocks
+        self.read_blocks = self.fetch_blocks = read_blocks
         self.reads = reads
+        self.are_parts = False
         self.planned = 0
         self.window = Window(now_s)
 
     @property
     def ahead_bytes(self) -> int:
         """Given out and not yet read."""
-        return self.planned * self.read_blocks * BLOCK_BYTES
+        return self.planned * self.fetch_blocks * BLOCK_BYTES
 
 
 class StrideTable:
@@ -63,6 +73,8 @@ class StrideTable:
         self._strides: OrderedDict[int, Stride] = OrderedDict()
         self._by_next: dict[int, Stride] = {}
         self._next_id = 0
+        self._last_block, self._last_blocks = -(1 << 60), 0  # where the last read was, and of how many blocks
+        self._step_blocks = self._equal_steps = 0  # the latest distance from one to the next, and how often in a row
         self.wasted_bytes = 0
 
     def __len__(self) -> int:
@@ -78,6 +90,12 @@ class StrideTable:
         if stride is not None and stride.read_blocks == read_blocks:
             self._advance(stride, start_block)
             return stride
+        step_blocks = start_block - self._last_block
+        if step_blocks == self._step_blocks and read_blocks == self._last_blocks:
+            self._equal_steps += 1
+        else:
+            self._step_blocks, self._last_blocks, self._equal_steps = step_blocks, read_blocks, 1
+        self._last_block = start_block
         if downward_reads >= _SHORTEST:
             return self._begin(start_block, -read_blocks, read_blocks, downward_reads, now_s)
         if self._strides and self._is_echo(start_block):
@@ -87,24 +105,33 @@ class StrideTable:
         self._recent.move_to_end(start_block)
         if len(self._recent) > _RECENT_READS:
             self._recent.popitem(last=False)
-        if found is None:
+        if found is not None:
+            return self._begin(start_block, found[0], read_blocks, found[1], now_s)
+        if self._equal_steps != _PARTS - 1 or not self._are_parts(start_block, step_blocks, read_blocks):
             return None
-        return self._begin(start_block, found[0], read_blocks, found[1], now_s)
+        stride = self._begin(start_block, step_blocks, read_blocks, _PARTS, now_s)
+        stride.are_parts = True
+        return stride
 
-    def ahead(self, stride: Stride, now_s: float, *, late: bool, latency_s: float, cap_bytes: int) -> list[BlockRange]:
-        """Learn from a read of ``stride``; what to fetch now, nearest first."""
+    def ahead(
+        self, stride: Stride, now_s: float, *, late: bool, latency_s: float, cap_bytes: int, least_blocks: int = 0
+    ) -> list[BlockRange]:
+        """Learn from a read of ``stride``; what to fetch now, nearest first: at each place as much as was read, or ``least_blocks``."""
         read_bytes = stride.read_blocks * BLOCK_BYTES
         stride.window.read(
             now_s, read_bytes, stride.reads * read_bytes, late=late, latency_s=latency_s, cap_bytes=cap_bytes
         )
         # Never more steps ahead than were seen: lanes at equal distances begin like a progression, and go on otherwise.
-        wanted = min(stride.reads, max(1, stride.window.window_bytes // read_bytes))
+        wanted = max(1, stride.window.window_bytes // read_bytes)
+        if not stride.are_parts:
+            wanted = min(stride.reads, wanted)
         if wanted - stride.planned < max(1, wanted // 4):
             return []  # a few at a time
+        stride.fetch_blocks = max(stride.read_blocks, least_blocks)
         ranges = []
         for number in range(stride.planned + 1, wanted + 1):
             first_block = stride.at_block + number * stride.step_blocks
-            end_block = min(first_block + stride.read_blocks, self._block_count)
+            end_block = min(first_block + stride.fetch_blocks, self._block_count)
             first_block = max(first_block, 0)
             if first_block >= end_block:
                 break
@@ -119,6 +146,21 @@ class StrideTable:
         self._recent.clear()
 
     # --- inside ------------------------------------------------------------------------------------------
+
+    def _are_parts(self, start_block: int, step_blocks: int, read_blocks: int) -> bool:
+        """Reads so far apart begin equal parts of the file, as readers do that share it between them."""
+        step = abs(step_blocks)
+        if step <= read_blocks:
+            return False
+        parts = round(self._block_count / step)
+        if not _PARTS <= parts <= _PARTS_MAX or abs(self._block_count - parts * step) > parts:
+            return False
+        beside = start_block % step
+        if parts < beside < step - _FAULT_LEAD_BLOCKS:
+            return False
+        unit = read_blocks if start_block % read_blocks == 0 and step % read_blocks == 0 else 1
+        places = self._block_count / unit
+        return _PARTS_MAX / places / places < _PARTS_CHANCE
 
     def _progression(self, start_block: int, read_blocks: int) -> tuple[int, int] | None:
         """(step, reads) of the longest progression that ends in this read, if no chance."""

@@ -146,6 +146,8 @@ def test_sixty_four_streams_on_one_descriptor_are_all_recognised() -> None:
     for step in range(6):
         for lane in range(64):
             for fetch in bench.read((lane << 30) + step * READ + 4 * KIB * lane, task=lane % 3):
+                if fetch.reason is Reason.STRIDED:
+                    continue  # where they begin
                 streams.setdefault(fetch.stream_id, fetch.blocks.first_block * BLOCK_BYTES >> 30)
     assert sorted(streams.values()) == list(range(64))
     assert bench.planner.active_streams == 64
@@ -267,7 +269,7 @@ def test_a_failed_fetch_pauses_its_file_and_is_planned_again() -> None:
 
 def test_the_budget_is_shared_an_extent_at_a_time() -> None:
     planner = Planner()
-    bench = Bench(facts(1, 8 << 30), planner=planner)
+    bench = Bench(facts(1, (8 << 30) + 300 * MIB), planner=planner)  # no equal parts
     for step in range(40):
         for lane in range(4):
             version = bench.files[0].version

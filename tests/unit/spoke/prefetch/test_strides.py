@@ -146,8 +146,52 @@ def test_a_stride_shared_by_workers_out_of_order_is_followed() -> None:
 
 
 def test_lanes_far_apart_are_not_a_stride() -> None:
-    table = StrideTable(64 << 18)
+    table = StrideTable((64 << 18) + 5000)
     assert all(table.observe(lane << 18, (lane << 18) + 32, 0.0) is None for lane in range(64))
+
+
+@pytest.mark.parametrize("block_count", [24576, 64 << 18, (64 << 18) + 63, 100_000])
+@pytest.mark.parametrize("parts", [3, 4, 16, 64])
+@pytest.mark.parametrize("lead_blocks", [0, 16])
+def test_where_equal_parts_of_a_file_begin_is_known_after_three(block_count: int, parts: int, lead_blocks: int) -> None:
+    """By page faults all but the first begin half a READ earlier."""
+    step, table, seen = block_count // parts, StrideTable(block_count), []
+    starts = [number * step - lead_blocks for number in range(1 if lead_blocks else 0, parts)]
+    for start in starts:
+        stride = table.observe(start, start + 32, 0.0)
+        if stride is not None:
+            seen.append(start)
+            ahead = table.ahead(stride, 0.0, late=True, latency_s=0.06, cap_bytes=64 * MIB)
+            assert all(
+                blocks.first_block in starts
+                for blocks in ahead
+                if blocks.end_block < block_count - max(parts, lead_blocks)
+            )
+    assert seen == starts[2:]
+
+
+def test_what_places_are_worth_is_fetched_at_each() -> None:
+    table = StrideTable(24576)
+    for start in (0, 1536, 3072):
+        stride = table.observe(start, start + 32, 0.0)
+    assert stride is not None
+    ahead = table.ahead(stride, 0.0, late=True, latency_s=0.06, cap_bytes=64 * MIB, least_blocks=96)
+    assert ahead[0] == (4608, 96)
+    assert len(ahead) == 8
+
+
+@pytest.mark.parametrize(
+    ("block_count", "starts"),
+    [
+        (24576, (0, 1536, 3000)),  # not equal
+        (24576, (0, 1500, 3000)),  # equal, and no part of the file
+        (1280, (0, 320, 640)),  # so few places that chance would do
+        (24576, (0, 96, 192)),  # 256 parts: a column
+    ],
+)
+def test_three_reads_that_are_no_equal_parts_make_nothing(block_count: int, starts: tuple[int, ...]) -> None:
+    table = StrideTable(block_count)
+    assert all(table.observe(start, start + 32, 0.0) is None for start in starts)
 
 
 def test_shuffles_inside_a_small_window_make_none() -> None:
