@@ -133,6 +133,11 @@ LINK_STALLED_AFTER_S = 2.0
 RATE_SAMPLE_S = 0.1
 """Shortest span over which a spoke measures the rate of arrivals; on longer paths a round trip."""
 
+RATE_SPAN_S = 1.0
+RATE_SPAN_MIN_BYTES = 1024 * 1024
+RATE_SPAN_MAX_S = 10.0
+"""What counts as a rate that a link carried: so long and so much, within so long at most. Less is no measurement."""
+
 BULK_LINKS_MIN = 12
 BULK_LINKS_MAX = 32
 """Bulk links a spoke chooses by itself: each starts slowly anew, so more start sooner and hide each other's losses; each costs

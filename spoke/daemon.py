@@ -177,7 +177,7 @@ class Spoke:
             self.pins,
             clock,
             order=self.ahead.order,
-            link_rate=lambda: self.client.links.rate_bytes_per_s,
+            link_rate=lambda: self.client.links.carried_bytes_per_s,
         )
         self.cache_files = CacheFiles(self.tree, store, self.fetcher.recent)
         self.device: Device | None = None
