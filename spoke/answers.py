@@ -20,6 +20,7 @@ from spoke.control import Command
 from spoke.fuse.operations import Operations
 from spoke.hub_client.client import HubClient
 from spoke.insight.watch import Insight
+from spoke.last_job import LastJob
 from spoke.namespace.follower import Follower
 from spoke.namespace.replica import Replica
 from spoke.namespace.suspicion import Losses, Suspicion
@@ -44,6 +45,8 @@ class Asked(Protocol):
     def follower(self) -> Follower: ...
     @property
     def insight(self) -> Insight: ...
+    @property
+    def last_job(self) -> LastJob: ...
     @property
     def learner(self) -> Learner: ...
     @property
@@ -166,6 +169,7 @@ class Answers:
         yield done
 
     async def _answer_learned_reset(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        await self._spoke.last_job.forget()
         yield {"orders": await self._spoke.learner.reset()}
 
     async def _answer_loss(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:

@@ -46,6 +46,7 @@ from spoke.fuse.virtual import VirtualFile
 from spoke.hub_client.client import HubClient, make_hello
 from spoke.hub_client.credentials import Credentials
 from spoke.insight.watch import Insight
+from spoke.last_job import LastJob
 from spoke.long_waits import LongWaits
 from spoke.memory import MemoryBudget, choose_limit
 from spoke.memory_watch import MemoryWatch
@@ -178,6 +179,8 @@ class Spoke:
             clock,
             order=self.ahead.order,
             link_rate=lambda: self.client.links.carried_bytes_per_s,
+            is_linked=lambda: self.client.links.connected,
+            last_job=self.last_job if settings.learn else None,
         )
         self.cache_files = CacheFiles(self.tree, store, self.fetcher.recent)
         self.device: Device | None = None
@@ -223,6 +226,12 @@ class Spoke:
             pass_over=lambda path: not settings.learn and is_learned_file(path),
         )
         self.learner = Learner(self.order_recorder, self.order_shelf, self.ahead, settings.dataset)
+        self.last_job = LastJob(
+            settings.cache_dir / "orders" / f"last-job-{quote(settings.dataset, safe='')}.json",
+            settings.learn_memory,
+            clock,
+        )
+        self.ahead.last_job = self.last_job if settings.learn else None
 
     def _watch_over_blocks(self, settings: SpokeSettings) -> None:
         """Who looks at cached blocks again, and who mends those that are bad."""
@@ -297,6 +306,7 @@ class Spoke:
             self.recorder.open(go_on=self.handed is not None and self.handed.goes_on)
         await self.order_shelf.start()
         await self.learner.start()
+        await self.last_job.load()
         await self._mount()
         await self.control.start()
         await self.shared_port.start(self.pages, *self._metrics_address())
@@ -418,6 +428,7 @@ class Spoke:
         await self.shared_port.close()
         await self.pages.close()
         await self.learner.close()
+        await self.last_job.save()
         await self.warming.close()
         await self.scrub.close()
         await self.mending.close()
@@ -467,6 +478,7 @@ class Spoke:
             self.plans.tend()
             if self.order_recorder is not None and self.planner is not None:
                 self.order_recorder.tend(runtime.now_s(), self.planner.open_handles)
+            await self.last_job.tend(self.reads.open_handles)
             self.pins.tend()
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)

@@ -245,6 +245,8 @@ def test_plan_files_that_cannot_be(pair: Pair) -> None:
         ("/etc/passwd 0 100\n", 2, "not below the mountpoint"),
         ("gone.bin 0 100\n", 1, "no file of the dataset"),
         ("f.bin 0 100\nf.bin 9999999 1\n", 0, "left out: 1 past-end"),
+        ("f.bin 0 99999999999\n", 0, "past-end"),
+        ("", 2, "no line of it names a read"),
         ("f.bin 0 1000\n" * 140_000, 1, "at most 131072"),
     ):
         plan.write_text(text)
