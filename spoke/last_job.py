@@ -48,6 +48,11 @@ class TouchedFile:
     def touched_bytes(self) -> int:
         return min(self.size_bytes, int.from_bytes(self.parts, "little").bit_count() * PART_BYTES)
 
+    def with_also(self, other: TouchedFile) -> TouchedFile:
+        """What was read of either, of one version."""
+        either = int.from_bytes(self.parts, "little") | int.from_bytes(other.parts, "little")
+        return TouchedFile(self.version, self.size_bytes, bytearray(either.to_bytes(len(self.parts), "little")))
+
     def runs(self) -> Iterator[BlockRange]:
         """What was read, as block ranges of the file; the last may reach past its end."""
         count = len(self.parts) * 8
@@ -134,10 +139,7 @@ class LastJob:
         found = {**self._last.files}
         for path, file in self._now.files.items():
             before = found.get(path)
-            if before is not None and before.version == file.version:
-                either = int.from_bytes(before.parts, "little") | int.from_bytes(file.parts, "little")
-                file = TouchedFile(file.version, file.size_bytes, bytearray(either.to_bytes(len(file.parts), "little")))
-            found[path] = file
+            found[path] = file if before is None or before.version != file.version else file.with_also(before)
         if not found:
             raise UsageError("no job has read anything through this mount yet: name paths, a plan or an order")
         return found

@@ -69,7 +69,10 @@ class Estimate:
 
 
 class Warmer:
-    """One warm. ``link_rate``: the measured bytes/s, 0 while unknown; ``is_linked``: the hub is there. ``rate_bytes_per_s``: the most it fetches, None: no limit."""
+    """One warm. ``link_rate``: the measured bytes/s, 0 while unknown; ``is_linked``: the hub is there.
+
+    ``rate_bytes_per_s``: the most it fetches, None: no limit.
+    """
 
     def __init__(
         self,
@@ -195,8 +198,9 @@ class Warmer:
 
     async def _hub_is_back(self) -> bool:
         """It went away while we fetched: it may be starting anew."""
-        gone_s = self._clock()
-        while not self._is_linked() and self._clock() - gone_s < limits.WARM_HUB_WAIT_S:
+        for _ in range(round(limits.WARM_HUB_WAIT_S / limits.PROGRESS_INTERVAL_S)):
+            if self._is_linked():
+                break
             await asyncio.sleep(limits.PROGRESS_INTERVAL_S)
         return self._is_linked()
 

@@ -183,13 +183,12 @@ def _show(socket: Path, request: Mapping[str, Any], *, quiet: bool) -> None:
                 typer.echo(in_words(facts["estimate"]) + note)
                 is_rate_unsaid = facts["estimate"]["duration_s"] is None
                 continue
-            if kind == "progress":
-                if not drawn:
-                    drawn = True
-                    drawing.enter_context(bar)
+            if kind == "progress" and not drawn:
+                drawn = True
+                drawing.enter_context(bar)
             if is_rate_unsaid and limits.RATE_SPAN_MIN_BYTES <= facts.get("fetched_bytes", 0) < facts["total_bytes"]:
                 took_s = runtime.now_s() - began_s
-                if took_s >= 2 * limits.RATE_SPAN_S:
+                if took_s >= 5 * limits.RATE_SPAN_S:
                     is_rate_unsaid = False
                     typer.echo(rate_in_words(facts, took_s))
             if "files_done" in facts:

@@ -24,8 +24,8 @@ class Following:
     def __init__(self, ledger: Ledger, latency: Latency, *, stream_max_bytes: int, windows_max_bytes: int) -> None:
         self._ledger = ledger
         self._latency = latency
-        self._stream_max_bytes = stream_max_bytes
-        self._windows_max_bytes = windows_max_bytes
+        self.stream_max_bytes = stream_max_bytes
+        self.windows_max_bytes = windows_max_bytes
         self._followers: OrderedDict[str, Follower] = OrderedDict()
         self._recordings: dict[str, Follower] = {}
         self._ids: dict[str, int] = {}
@@ -123,8 +123,8 @@ class Following:
         """None: no order explains it. Else the offset up to which further reads change nothing (or 0)."""
         places = self.active_count
         # What is known comes before what is guessed: however many streams there are, orders have half of all windows.
-        share_bytes = self._windows_max_bytes // min(places + other_streams + 1, 2 * (places or 1))
-        cap_bytes = max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes))
+        share_bytes = self.windows_max_bytes // min(places + other_streams + 1, 2 * (places or 1))
+        cap_bytes = max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self.stream_max_bytes, share_bytes))
         late, latency_s = seen.result != "hit", self._latency.latency_s
         explained: int | None = None
         for follower in self._all():

@@ -48,7 +48,9 @@ def test_a_plan_file_over_a_long_link(pair: Pair, far: Callable[..., str]) -> No
     assert said.stdout.startswith("2 files, ")
     assert "0 B cached" in said.stdout
     assert "it fits" in said.stdout
-    assert "no rate was measured yet" in said.stdout, "the names that came are no rate: 26 hours at 259 B/s were said here"
+    assert "no rate was measured yet" in said.stdout, (
+        "the names that came are no rate: 26 hours at 259 B/s were said here"
+    )
     assert received(spoke) < before + 20_000
     done = warm(spoke, "--plan", str(plan), "--quiet")
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,6 @@ import pytest
 from names_support import directory, file, filled
 
 from common.entries import Change
-
 from spoke import hints
 from spoke.plans import Plans
 from spoke.prefetch.orders import Order
@@ -502,7 +501,7 @@ def test_batches_may_be_arrays_and_ranges(root: Path, listener: Listener) -> Non
             yield buffer
 
     got = [batch.tolist() for batch in hints.announce(filling_one_array(), hints.records(root / "d/f", 4096))]
-    assert sum(got, []) == order.tolist() == listener.indices(4096)
+    assert [index for batch in got for index in batch] == order.tolist() == listener.indices(4096)
     listener.orders_by_name.clear()
     assert list(hints.announce([range(3), range(7, 9)], hints.records(root / "d/f", 4096))) == [range(3), range(7, 9)]
     assert listener.indices(4096) == [0, 1, 2, 7, 8]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,7 @@ def test_runs_hold_what_was_read_and_no_more_than_its_parts(reads: list[tuple[in
     if reads:
         found = [run for file in seen.files().values() for run in file.runs()]
         assert {block >> 4 for run in found for block in range(run.first_block, run.end_block)} == wanted
-        assert all(one.end_block < two.first_block for one, two in zip(found, found[1:], strict=False))
+        assert all(one.end_block < two.first_block for one, two in pairwise(found))
 
 
 def test_an_empty_file_has_no_parts() -> None:

@@ -24,6 +24,11 @@ def test_a_mount_stays_at_one_tree_or_follows() -> None:
     assert settings(snapshot="s").snapshot == "s"
     assert settings(consistency="strict").consistency == "strict"
     assert (settings().memory_limit, settings(memory_limit="1GiB").memory_limit) == (512 << 20, 1 << 30)
+    assert (
+        settings().cache_share,
+        settings(cache_share="40%").cache_share,
+        settings(cache_share="100").cache_share,
+    ) == (0.8, 0.4, 1)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,9 @@ def test_a_mount_stays_at_one_tree_or_follows() -> None:
         ({"consistency": "eventual"}, "consistency"),
         ({"memory_limit": "10MiB"}, r"memory-limit .*10MiB is too little: a spoke needs at least 128 MiB"),
         ({"memory_limit": "much"}, "memory-limit"),
+        ({"cache_share": "0%"}, "above 0 and at most 100%"),
+        ({"cache_share": "120%"}, "cache-share .*'120%' is not a share of a disk"),
+        ({"cache_share": "half"}, "write it like 40%"),
         ({"memory_limit": "0"}, "at least 128 MiB"),
     ],
 )
