@@ -730,8 +730,9 @@ class Announced(Generic[ItemT]):
     """A sampler (of indices or of lists of them) that tells the mount what it will yield, an epoch at a time.
 
     It yields what the wrapped one yields, in its order, with its length; all its other attributes (``set_epoch``,
-    ``batch_size``, a batch sampler's ``sampler``) are the wrapped one's, read and set. The wrapped one is
-    drawn at most ``ahead`` indices further than the job has come; so its ``state_dict`` would be ahead of the job, and one that has such is passed through without announcing.
+    ``batch_size``, a batch sampler's ``sampler``) are the wrapped one's, read and set. The wrapped one is drawn at most
+    ``ahead`` indices further than the job has come; so its ``state_dict`` would be ahead of the job, and one that has such is
+    passed through without announcing.
     """
 
     def __init__(
