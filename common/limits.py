@@ -702,8 +702,7 @@ PREFETCH_WINDOWS_MAX_BYTES = 512 * 1024 * 1024
 """How far all active streams run ahead together, shared evenly, never below the smallest window each. They wait."""
 
 PREFETCH_WINDOWS_CACHE_SHARE = 4
-"""One part in so many of the cache that is not pinned is for all windows together, where that is less: what is evicted unread was
-fetched in vain."""
+"""One part in so many of the cache is for all windows together, where that is less: what is evicted unread was fetched in vain."""
 
 PREFETCH_OUTSTANDING_MIN_BYTES = 16 * 1024 * 1024
 """In flight whatever the link was measured at: a low measure may be our own doing. 16 MiB / 60 ms is above 1 Gbit/s."""

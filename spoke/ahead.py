@@ -132,6 +132,10 @@ class Ahead:
         """Facts on each order followed: name, reason, state, lanes with position and length, used and wasted bytes."""
         return self._planner.orders() if self._planner is not None else []
 
+    def orders_of(self, version: bytes, extent_index: int | None) -> list[Mapping[str, Any]]:
+        """Orders that have reads of a file: declared, computed, learned, and what is recorded now; how soon an extent is next."""
+        return self._planner.orders_of(version, extent_index) if self._planner is not None else []
+
     def _orders_changed(self) -> None:
         if self.foresee is not None and self._planner is not None:
             if self._planner.has_orders:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from common import limits
+from common.blocks import EXTENT_BYTES
 from common.errors import HeadraceError
 from spoke import purge
+from spoke.ahead import Ahead
 from spoke.cache.store import Store
 from spoke.cache_files import CacheFiles
 from spoke.control import Command
@@ -37,6 +39,8 @@ from spoke.warming import Warming
 class Asked(Protocol):
     """Whom the handlers ask; the spoke is this."""
 
+    @property
+    def ahead(self) -> Ahead: ...
     @property
     def cache_files(self) -> CacheFiles: ...
     @property
@@ -113,7 +117,17 @@ class Answers:
 
     async def _answer_explain(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         path = request.get("path")
-        yield self._spoke.insight.recent() if path is None else await self._spoke.insight.explain(str(path))
+        if path is None:
+            yield self._spoke.insight.recent()
+            return
+        facts = await self._spoke.insight.explain(str(path))
+        version, offset_bytes = bytes.fromhex(facts["version"]), facts["offset_bytes"]
+        extent = offset_bytes // EXTENT_BYTES if offset_bytes is not None else None
+        yield {
+            **facts,
+            "orders": self._spoke.ahead.orders_of(version, extent),
+            "last_job_bytes": self._spoke.last_job.touched_bytes(os.fsencode(facts["path"]), version),
+        }
 
     async def _answer_cache_list(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield await self._spoke.cache_files.list(

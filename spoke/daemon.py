@@ -67,7 +67,7 @@ from spoke.pins import Pins
 from spoke.places import runtime_dir
 from spoke.plans import Plans
 from spoke.prefetch.chains import FileFacts, NextFile
-from spoke.prefetch.planner import Planner, windows
+from spoke.prefetch.planner import Planner
 from spoke.prefetch.readahead import DEFAULT_KIB
 from spoke.prefetch.scorecard import Scorecard
 from spoke.prefetch.succession import OrderRecorder
@@ -298,8 +298,6 @@ class Spoke:
         self.scrub.start()
         await self._get_names()
         await self.pins.load()
-        if self.planner is not None:
-            self.planner.fit(*windows(max(0, self.store.usage().capacity_bytes - self.pins.pinned_bytes)))
         await self.retention.load()
         runtime.settle_memory()
         self.memory_watch.share()
@@ -482,8 +480,6 @@ class Spoke:
                 self.order_recorder.tend(runtime.now_s(), self.planner.open_handles)
             await self.last_job.tend(self.reads.open_handles)
             self.pins.tend()
-            if self.planner is not None:
-                self.planner.fit(*windows(max(0, usage.capacity_bytes - self.pins.pinned_bytes)))
             if self.tree.epoch % 2 == 0:
                 self.store.forget_unreferenced(self.tree.is_live)
                 await self.retention.tend(
@@ -562,9 +558,13 @@ def pin_of(settings: SpokeSettings) -> Pin | None:
 
 
 def _planner(next_file: NextFile, capacity_bytes: int, recorder: OrderRecorder | None) -> Planner:
-    """As ``windows`` for a cache of so much."""
-    stream_max_bytes, windows_max_bytes = windows(capacity_bytes)
-    return Planner(next_file, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes, recorder=recorder)
+    """What is fetched ahead must fit beside what is kept: a small cache would evict it before it is read."""
+    return Planner(
+        next_file,
+        stream_max_bytes=min(limits.PREFETCH_STREAM_MAX_BYTES, capacity_bytes // 8),
+        windows_max_bytes=min(limits.PREFETCH_WINDOWS_MAX_BYTES, capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE),
+        recorder=recorder,
+    )
 
 
 def _share_of_the_disk(cache_dir: Path, share: float) -> int:

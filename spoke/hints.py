@@ -214,7 +214,7 @@ def _file_offset(array_: Any) -> int:
     if not array_.flags.c_contiguous:
         raise ValueError("a slice that is not in one piece")
     begins = [a.__array_interface__["data"][0] for a in (whole, array_)]
-    return int(whole.offset) + begins[1] - begins[0]
+    return int(whole.offset + begins[1] - begins[0])
 
 
 def megatron(sampler: Iterable[ItemT], dataset: Any) -> Announced[ItemT]:
@@ -924,7 +924,7 @@ def _kept(item: Any) -> Any:
 def _indices(item: Any) -> Sequence[Any]:
     if isinstance(item, (list, tuple, range, array)):
         return item
-    return item.tolist() if _is_vector(item) else (item,)  # type: ignore[no-any-return]
+    return item.tolist() if _is_vector(item) else (item,)
 
 
 def _is_vector(item: Any) -> bool:

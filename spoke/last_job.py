@@ -144,6 +144,11 @@ class LastJob:
             raise UsageError("no job has read anything through this mount yet: name paths, a plan or an order")
         return found
 
+    def touched_bytes(self, path: bytes, version: bytes) -> int:
+        """Of this file, in whole parts; 0: not read."""
+        files = [job.files.get(path) for job in (self._last, self._now)]
+        return max((file.touched_bytes for file in files if file is not None and file.version == version), default=0)
+
     # --- on disk -----------------------------------------------------------------------------------------
 
     async def load(self) -> None:

@@ -24,8 +24,8 @@ class Following:
     def __init__(self, ledger: Ledger, latency: Latency, *, stream_max_bytes: int, windows_max_bytes: int) -> None:
         self._ledger = ledger
         self._latency = latency
-        self.stream_max_bytes = stream_max_bytes
-        self.windows_max_bytes = windows_max_bytes
+        self._stream_max_bytes = stream_max_bytes
+        self._windows_max_bytes = windows_max_bytes
         self._followers: OrderedDict[str, Follower] = OrderedDict()
         self._recordings: dict[str, Follower] = {}
         self._ids: dict[str, int] = {}
@@ -83,6 +83,21 @@ class Following:
         followed = [follower for follower in self._recordings.values() if follower.is_at_work]
         return [follower.facts() for follower in (*self._followers.values(), *followed)]
 
+    def orders_of(self, version: bytes, extent_index: int | None) -> list[Mapping[str, Any]]:
+        """Orders that have reads of a file; ``steps_until`` the next one of an extent, None: not known, or nobody asked."""
+        found: list[Mapping[str, Any]] = []
+        for follower in self._all():
+            if follower.order.file_of(version) is not None:
+                steps = follower.next_use(version, extent_index) if extent_index is not None else None
+                facts = follower.facts()
+                found.append(
+                    {
+                        **{name: facts[name] for name in ("name", "reason", "state")},
+                        "steps_until": steps if steps is not None and steps < NEVER else None,
+                    }
+                )
+        return found
+
     @property
     def is_active(self) -> bool:
         """Orders are followed; what is only being recorded does not count before somebody reads it again."""
@@ -123,8 +138,8 @@ class Following:
         """None: no order explains it. Else the offset up to which further reads change nothing (or 0)."""
         places = self.active_count
         # What is known comes before what is guessed: however many streams there are, orders have half of all windows.
-        share_bytes = self.windows_max_bytes // min(places + other_streams + 1, 2 * (places or 1))
-        cap_bytes = max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self.stream_max_bytes, share_bytes))
+        share_bytes = self._windows_max_bytes // min(places + other_streams + 1, 2 * (places or 1))
+        cap_bytes = max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes))
         late, latency_s = seen.result != "hit", self._latency.latency_s
         explained: int | None = None
         for follower in self._all():

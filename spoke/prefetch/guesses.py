@@ -38,8 +38,8 @@ class Guesses:
         windows_max_bytes: int,
     ) -> None:
         self._small_file_bytes = small_file_bytes
-        self.stream_max_bytes = stream_max_bytes
-        self.windows_max_bytes = windows_max_bytes
+        self._stream_max_bytes = stream_max_bytes
+        self._windows_max_bytes = windows_max_bytes
         self._scattered: deque[tuple[KnownFile, Stride, BlockRange]] = deque()
         self._chains = Chains(next_file)
         self._ledger = ledger
@@ -188,7 +188,7 @@ class Guesses:
         stride = strides.observe(start_block, end_block, now_s, downward_reads=downward)
         if stride is None or not (file.trust.earned and self._trusts[Reason.STRIDED].earned):
             return
-        cap_bytes = min(self.stream_max_bytes, self.windows_max_bytes // (len(self._active) + len(strides)))
+        cap_bytes = min(self._stream_max_bytes, self._windows_max_bytes // (len(self._active) + len(strides)))
         latency_s = self._latency.latency_s
         for blocks in strides.ahead(stride, now_s, late=late, latency_s=latency_s, cap_bytes=cap_bytes):
             self._scattered.append((file, stride, blocks))
@@ -251,7 +251,7 @@ class Guesses:
         self._fetch_whole(now_s, file, Reason.SMALL_FILE)
         chain.read_bytes += size_bytes
         chain.window.read(now_s, size_bytes, chain.read_bytes, late=late,
-                          latency_s=self._latency.latency_s, cap_bytes=self.stream_max_bytes, eager=False)  # fmt: skip
+                          latency_s=self._latency.latency_s, cap_bytes=self._stream_max_bytes, eager=False)  # fmt: skip
         file.following += self._anticipate(now_s, chain, chain.window.window_bytes)
 
     def _fetch_whole(self, now_s: float, file: KnownFile, reason: Reason) -> None:
@@ -275,14 +275,14 @@ class Guesses:
         window = run.window
         assert window is not None
         self._touch(now_s, run)
-        share_bytes = self.windows_max_bytes // len(self._active)
+        share_bytes = self._windows_max_bytes // len(self._active)
         window.read(
             now_s,
             read_bytes,
             run.evidence_blocks * BLOCK_BYTES,
             late=late,
             latency_s=self._latency.latency_s,
-            cap_bytes=max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self.stream_max_bytes, share_bytes)),
+            cap_bytes=max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes)),
         )
         end_block = window_end(file, run.next_block, window.window_bytes)
         room_bytes = (end_block - max(run.planned_block, run.next_block)) * BLOCK_BYTES

@@ -22,20 +22,9 @@ from spoke.prefetch.source import Fetch, ReadSeen
 from spoke.prefetch.succession import OrderRecorder
 from spoke.prefetch.window import Latency
 
-__all__ = ["Fetch", "FileFacts", "Planner", "ReadSeen", "windows"]
+__all__ = ["Fetch", "FileFacts", "Planner", "ReadSeen"]
 
 _QUIET_FROM_READS = 4  # fewer reads than this are not worth the bookkeeping of passing over them
-
-
-def windows(capacity_bytes: int) -> tuple[int, int]:
-    """How far one place, and all together, may be fetched ahead where so much of the cache is not pinned.
-
-    It must fit beside what is kept: what is about to be read would else be evicted for what is fetched behind it.
-    """
-    return (
-        min(limits.PREFETCH_STREAM_MAX_BYTES, capacity_bytes // 8),
-        min(limits.PREFETCH_WINDOWS_MAX_BYTES, capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE),
-    )
 
 
 class _Quiet:
@@ -97,11 +86,6 @@ class Planner:
         self._quiet: dict[bytes, _Quiet] = {}
         self._latest_s = 0.0
 
-    def fit(self, stream_max_bytes: int, windows_max_bytes: int) -> None:
-        """From now on: how far one place runs ahead, and all together."""
-        for source in (self._guesses, self._following):
-            source.stream_max_bytes, source.windows_max_bytes = stream_max_bytes, windows_max_bytes
-
     @property
     def outstanding_limit_bytes(self) -> int:
         """What may usefully be in flight as prefetch, by the link's figures: more would only queue before demand reads."""
@@ -145,6 +129,10 @@ class Planner:
     def orders(self) -> list[Mapping[str, Any]]:
         """Facts on each order followed, for ``status``."""
         return self._following.facts()
+
+    def orders_of(self, version: bytes, extent_index: int | None) -> list[Mapping[str, Any]]:
+        """Orders that have reads of a file, for ``explain``."""
+        return self._following.orders_of(version, extent_index)
 
     def order(self, name: str) -> Order | None:
         """The order followed under this name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from common.config import load
 from common.errors import UsageError
 from spoke.config import SpokeSettings
+from spoke.daemon import _share_of_the_disk
 
 NEEDED = {"hub": "h:1", "dataset": "d", "cache_dir": Path("/c")}
 
@@ -51,3 +53,7 @@ def test_a_mount_stays_at_one_tree_or_follows() -> None:
 def test_what_cannot_be_together_or_at_all(flags: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         settings(**flags)
+
+
+def test_a_share_is_of_the_disk_that_the_cache_will_be_on(tmp_path: Path) -> None:
+    assert _share_of_the_disk(tmp_path / "not" / "yet", 0.4) == int(shutil.disk_usage(tmp_path).total * 0.4)

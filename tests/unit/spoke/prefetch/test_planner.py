@@ -11,7 +11,7 @@ import pytest
 
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange, count_blocks
-from spoke.prefetch.planner import Fetch, FileFacts, Planner, ReadSeen, windows
+from spoke.prefetch.planner import Fetch, FileFacts, Planner, ReadSeen
 from spoke.prefetch.scorecard import Reason
 
 KIB, MIB = 1024, 1024 * 1024
@@ -409,16 +409,3 @@ def test_reads_that_are_only_noted_delay_no_plan_and_spoil_no_account(size_bytes
     for name in ("hits", "late", "misses", "read_bytes"):
         assert getattr(sparing.planner.scorecard, name) == getattr(attentive.planner.scorecard, name)
     assert sparing.planner.scorecard.used_bytes == attentive.planner.scorecard.used_bytes
-
-
-def test_where_most_of_the_cache_is_pinned_less_is_fetched_ahead() -> None:
-    bench = Bench(facts(1, 4 << 30))
-    far = 0
-    for cache_bytes, pinned_bytes, reads in ((128 * MIB, 112 * MIB, range(400)), (1 << 30, 0, range(400, 800))):
-        bench.planner.fit(*windows(cache_bytes - pinned_bytes))
-        ahead = []
-        for number in reads:
-            fetches = bench.read(number * READ)
-            far = max(far, end_bytes(fetches)) if fetches else far
-            ahead.append(far - (number + 1) * READ)
-        assert cache_bytes // 64 <= max(ahead) <= (cache_bytes - pinned_bytes) // 8, (max(ahead), cache_bytes)
