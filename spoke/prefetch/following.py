@@ -87,7 +87,8 @@ class Following:
         """Orders that have reads of a file; ``steps_until`` the next one of an extent, None: not known, or nobody asked."""
         found: list[Mapping[str, Any]] = []
         for follower in self._all():
-            if follower.order.file_of(version) is not None:
+            is_recorded = follower.order.name in self._recordings and not follower.is_at_work
+            if not is_recorded and follower.order.file_of(version) is not None:
                 steps = follower.next_use(version, extent_index) if extent_index is not None else None
                 facts = follower.facts()
                 found.append(
