@@ -41,6 +41,7 @@ SETTING_NAMES = frozenset(
             "hub",
             "cache_dir",
             "cache_size",
+            "cache_share",
             "cache_free_floor",
             "read_timeout",
         ),

@@ -133,6 +133,11 @@ LINK_STALLED_AFTER_S = 2.0
 RATE_SAMPLE_S = 0.1
 """Shortest span over which a spoke measures the rate of arrivals; on longer paths a round trip."""
 
+RATE_SPAN_S = 1.0
+RATE_SPAN_MIN_BYTES = 1024 * 1024
+RATE_SPAN_MAX_S = 10.0
+"""What counts as a rate that a link carried: so long and so much, within so long at most. Less is no measurement."""
+
 BULK_LINKS_MIN = 12
 BULK_LINKS_MAX = 32
 """Bulk links a spoke chooses by itself: each starts slowly anew, so more start sooner and hide each other's losses; each costs
@@ -469,6 +474,12 @@ PIN_MAX_SHARE = 15 / 16
 
 WARM_TRIES = 3
 """Rounds over one file before ``warm`` calls it failed: blocks can be found corrupt, or be evicted, meanwhile."""
+
+WARM_HUB_WAIT_S = 30.0
+"""How long ``warm`` waits for a hub that went away while it fetched: longer than a restart takes. Then it fails, and is asked for anew."""
+
+WARM_START_WAIT_S = 600.0
+"""How long ``warm --wait`` waits for a spoke that is not there yet, or not any more: a node that pulls images. Then it fails."""
 
 WARM_SILENCE_TIMEOUT_S = 330.0
 """How long the command ``warm`` waits for the next progress line: longer than the default read timeout."""
@@ -1127,6 +1138,9 @@ LEARN_MIN_STEPS = 64
 
 LEARN_CLOSED_REST_S = 30.0
 """All files closed and nothing read for so long: the job is over, and so is its recording."""
+
+LAST_JOB_SAVE_S = 60.0
+"""Between two writes of what the job that goes on has read (``warm --last``): what a worker that is killed forgets."""
 
 LEARN_REST_S = 1800.0
 """The same with files open: evaluations and checkpoints take up to 10 minutes."""

@@ -13,6 +13,7 @@ from common.errors import OrderError
 from spoke.cache.eviction import Awaited, NextUse
 from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
+from spoke.last_job import LastJob
 from spoke.metrics import Counts
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.orders import Order
@@ -44,6 +45,8 @@ class Ahead:
         self._clock = clock
         self._fetcher: Fetcher | None = None
         self._client: HubClient | None = None
+        self.last_job: LastJob | None = None
+        """Told of each read, if it is there."""
         self.foresee: Callable[[NextUse | None, Awaited | None], None] | None = None
         """Told how to ask for the next use of an extent, while orders are followed (for eviction)."""
         self.read_ahead = ReadAhead(
@@ -71,10 +74,14 @@ class Ahead:
 
     def lent(self, handle: Handle) -> None:
         self._counts.passthrough_opens += 1
+        if self.last_job is not None:
+            self.last_job.lent(handle.path, handle.version, handle.size_bytes)
 
     def read(self, handle: Handle, task_id: int, offset_bytes: int, length_bytes: int, result: ReadResult) -> None:
         self._counts.read(length_bytes, result)
         self.read_ahead.read(handle, offset_bytes, length_bytes)
+        if self.last_job is not None:
+            self.last_job.read(handle.path, handle.version, handle.size_bytes, offset_bytes, length_bytes)
         planner = self._planner
         if planner is None or (result == "hit" and planner.is_quiet(handle.version, offset_bytes, length_bytes)):
             return
@@ -124,6 +131,10 @@ class Ahead:
     def orders(self) -> list[Mapping[str, Any]]:
         """Facts on each order followed: name, reason, state, lanes with position and length, used and wasted bytes."""
         return self._planner.orders() if self._planner is not None else []
+
+    def orders_of(self, version: bytes, extent_index: int | None) -> list[Mapping[str, Any]]:
+        """Orders that have reads of a file: declared, computed, learned, and what is recorded now; how soon an extent is next."""
+        return self._planner.orders_of(version, extent_index) if self._planner is not None else []
 
     def _orders_changed(self) -> None:
         if self.foresee is not None and self._planner is not None:

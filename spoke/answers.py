@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from common import limits
+from common.blocks import EXTENT_BYTES
 from common.errors import HeadraceError
 from spoke import purge
+from spoke.ahead import Ahead
 from spoke.cache.store import Store
 from spoke.cache_files import CacheFiles
 from spoke.control import Command
 from spoke.fuse.operations import Operations
 from spoke.hub_client.client import HubClient
 from spoke.insight.watch import Insight
+from spoke.last_job import LastJob
 from spoke.namespace.follower import Follower
 from spoke.namespace.replica import Replica
 from spoke.namespace.suspicion import Losses, Suspicion
@@ -37,6 +40,8 @@ class Asked(Protocol):
     """Whom the handlers ask; the spoke is this."""
 
     @property
+    def ahead(self) -> Ahead: ...
+    @property
     def cache_files(self) -> CacheFiles: ...
     @property
     def client(self) -> HubClient: ...
@@ -44,6 +49,8 @@ class Asked(Protocol):
     def follower(self) -> Follower: ...
     @property
     def insight(self) -> Insight: ...
+    @property
+    def last_job(self) -> LastJob: ...
     @property
     def learner(self) -> Learner: ...
     @property
@@ -110,7 +117,17 @@ class Answers:
 
     async def _answer_explain(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         path = request.get("path")
-        yield self._spoke.insight.recent() if path is None else await self._spoke.insight.explain(str(path))
+        if path is None:
+            yield self._spoke.insight.recent()
+            return
+        facts = await self._spoke.insight.explain(str(path))
+        version, offset_bytes = bytes.fromhex(facts["version"]), facts["offset_bytes"]
+        extent = offset_bytes // EXTENT_BYTES if offset_bytes is not None else None
+        yield {
+            **facts,
+            "orders": self._spoke.ahead.orders_of(version, extent),
+            "last_job_bytes": self._spoke.last_job.touched_bytes(os.fsencode(facts["path"]), version),
+        }
 
     async def _answer_cache_list(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield await self._spoke.cache_files.list(
@@ -166,6 +183,7 @@ class Answers:
         yield done
 
     async def _answer_learned_reset(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        await self._spoke.last_job.forget()
         yield {"orders": await self._spoke.learner.reset()}
 
     async def _answer_loss(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:

@@ -41,7 +41,13 @@ def mount(
     dataset: Annotated[str | None, typer.Option(help="The dataset's name at the hub.")] = None,
     cache_dir: Annotated[Path | None, typer.Option(help="Directory for cached blocks, best on local NVMe.")] = None,
     cache_size: Annotated[
-        str | None, typer.Option(help="The most it may hold, for example 100GiB. [default: 80 % of its disk]")
+        str | None, typer.Option(help="The most it may hold, for example 100GiB. [default: its share of the disk]")
+    ] = None,
+    cache_share: Annotated[
+        str | None,
+        typer.Option(
+            help="Without --cache-size: its part of the disk, where several datasets share one. [default: 80%]"
+        ),
     ] = None,
     cache_free_floor: Annotated[
         str | None, typer.Option(help="Never leave that disk with less. [default: 1GiB]")
@@ -150,6 +156,7 @@ def mount(
         "dataset": dataset,
         "cache_dir": cache_dir,
         "cache_size": cache_size,
+        "cache_share": cache_share,
         "cache_free_floor": cache_free_floor,
         "metrics": metrics,
         "read_timeout": read_timeout,

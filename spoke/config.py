@@ -38,6 +38,17 @@ def _memory_limit(value: object) -> int:
     return limit_bytes
 
 
+def _share(text: str | float) -> float:
+    """``40%``, or a number of percent as a TOML file may give it; as a part of 1."""
+    try:
+        percent = float(text.strip().removesuffix("%") if isinstance(text, str) else text)
+    except ValueError:
+        percent = float("nan")
+    if isinstance(text, bool) or not 0 < percent <= 100:
+        raise ValueError(f"{text!r} is not a share of a disk: write it like 40%, above 0 and at most 100%")
+    return percent / 100
+
+
 def _scrub_rate(rate: str | float) -> float:
     """``0`` is off, and needs no unit."""
     return 0.0 if rate == "0" else parse_rate(rate)
@@ -60,7 +71,7 @@ def _read_ahead(text: str) -> str:
 class SpokeSettings(TlsSettings):
     """Sizes in bytes, durations in seconds.
 
-    ``cache_size`` 0: four fifths of the disk it is on. ``cache_free_floor``: never leave the disk with
+    ``cache_size`` 0: ``cache_share`` of the disk it is on. ``cache_free_floor``: never leave the disk with
     less. ``read_timeout`` 0: a read waits for the hub for ever. ``links``: bulk connections beside the control one, 0: as the path wants.
     ``memory_limit``: of the spoke's own memory; where it was not set, half of the control group's limit if that is less.
     ``prefetch`` off: fetch only what is read. ``learn`` off: neither record in which order files are read nor follow what was
@@ -78,6 +89,7 @@ class SpokeSettings(TlsSettings):
     dataset: DatasetName
     cache_dir: AbsolutePath
     cache_size: SizeBytes = 0
+    cache_share: Annotated[float, checked(_share)] = 0.8
     cache_free_floor: SizeBytes = 1 << 30
     metrics: Address = f"127.0.0.1:{DEFAULT_METRICS_PORT}"
     read_timeout: DurationS = 300.0

@@ -39,6 +39,10 @@ class Silent(HeadraceError):
     """The running spoke took the question, or not even that, and said nothing in time."""
 
 
+class Dropped(HeadraceError):
+    """The running spoke ended, or let the connection go, before it answered."""
+
+
 class NotMounted(UsageError):
     """No spoke of ours answers for this mountpoint."""
 
@@ -155,7 +159,7 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> It
                 except OSError as error:
                     raise _gone(error, timeout_s) from None
                 if not line:
-                    raise HeadraceError("the spoke closed the connection without an answer")
+                    raise Dropped("the spoke closed the connection without an answer")
                 answer = json.loads(line)
                 if "error" in answer:
                     refused = answer.get("exit") == EXIT_USAGE
@@ -170,7 +174,7 @@ def _gone(error: OSError, timeout_s: float) -> HeadraceError:
     """A spoke that ends, or has no descriptor left to accept with, resets the connection."""
     if isinstance(error, TimeoutError):
         return Silent(f"the spoke did not answer within {timeout_s:g} s")
-    return HeadraceError(f"the spoke dropped the connection ({error.strerror}); its log says why")
+    return Dropped(f"the spoke dropped the connection ({error.strerror}); its log says why")
 
 
 def ask_once(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> Any:

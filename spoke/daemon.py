@@ -47,6 +47,7 @@ from spoke.housekeeping import Housekeeping
 from spoke.hub_client.client import HubClient, make_hello
 from spoke.hub_client.credentials import Credentials
 from spoke.insight.watch import Insight
+from spoke.last_job import LastJob
 from spoke.long_waits import LongWaits
 from spoke.memory import MemoryBudget, choose_limit
 from spoke.memory_watch import MemoryWatch
@@ -178,7 +179,9 @@ class Spoke:
             self.pins,
             clock,
             order=self.ahead.order,
-            link_rate=lambda: self.client.links.rate_bytes_per_s,
+            link_rate=lambda: self.client.links.carried_bytes_per_s,
+            is_linked=lambda: self.client.links.connected,
+            last_job=self.last_job if settings.learn else None,
         )
         self.cache_files = CacheFiles(self.tree, store, self.fetcher.recent)
         self.device: Device | None = None
@@ -224,6 +227,12 @@ class Spoke:
             pass_over=lambda path: not settings.learn and is_learned_file(path),
         )
         self.learner = Learner(self.order_recorder, self.order_shelf, self.ahead, settings.dataset)
+        self.last_job = LastJob(
+            settings.cache_dir / "orders" / f"last-job-{quote(settings.dataset, safe='')}.json",
+            settings.learn_memory,
+            clock,
+        )
+        self.ahead.last_job = self.last_job if settings.learn else None
 
     def _watch_over_blocks(self, settings: SpokeSettings) -> None:
         """Who looks at cached blocks again, and who mends those that are bad."""
@@ -261,7 +270,7 @@ class Spoke:
         store = await asyncio.to_thread(
             Store.open,
             settings.cache_dir,
-            settings.cache_size or _four_fifths_of_the_disk(settings.cache_dir),
+            settings.cache_size or _share_of_the_disk(settings.cache_dir, settings.cache_share),
             settings.cache_free_floor,
             limits.CACHE_FREE_FLOOR_INODES,
             Random(),
@@ -298,6 +307,7 @@ class Spoke:
             self.recorder.open(go_on=self.handed is not None and self.handed.goes_on)
         await self.order_shelf.start()
         await self.learner.start()
+        await self.last_job.load()
         await self._mount()
         await self.control.start()
         await self.shared_port.start(self.pages, *self._metrics_address())
@@ -419,6 +429,7 @@ class Spoke:
         await self.shared_port.close()
         await self.pages.close()
         await self.learner.close()
+        await self.last_job.save()
         await self.warming.close()
         await self.scrub.close()
         await self.mending.close()
@@ -514,11 +525,11 @@ def _planner(next_file: NextFile, capacity_bytes: int, recorder: OrderRecorder |
     )
 
 
-def _four_fifths_of_the_disk(cache_dir: Path) -> int:
-    """The default capacity; the free-space floor still holds when others fill the disk. Raises CacheDirectoryError."""
+def _share_of_the_disk(cache_dir: Path, share: float) -> int:
+    """The capacity where none is given; the free-space floor still holds when others fill the disk. Raises CacheDirectoryError."""
     above = next(path for path in (cache_dir, *cache_dir.absolute().parents) if path.exists())
     try:
-        return shutil.disk_usage(above).total * 4 // 5
+        return int(shutil.disk_usage(above).total * share)
     except OSError as error:
         raise CacheDirectoryError(f"cache directory {cache_dir}: {error.strerror}") from error
 

@@ -84,6 +84,13 @@ def render(facts: Mapping[str, Any]) -> str:
         f"{facts['path']}{place}: {verdict(facts)}",
         f"  file       {format_size(facts['cached_bytes'])} of {format_size(facts['size_bytes'])} cached, {facts['state']}",
     ]
+    for number, order in enumerate(facts["orders"]):
+        soon = f", read in {order['steps_until']} steps" if order["steps_until"] is not None else ""
+        lines.append(
+            f"  {'foretold by' if not number else '           '} {order['name']} ({order['reason']}, {order['state']}{soon})"
+        )
+    if facts["last_job_bytes"]:
+        lines.append(f"  last job   read {format_size(facts['last_job_bytes'])} of it")
     if facts["slow_reads"]:
         shown = facts["slow_reads"]
         worst = max(shown, key=lambda slow: slow["waited_s"])

@@ -17,6 +17,7 @@ from spoke.config import SpokeSettings
 from spoke.fuse.device import Device
 from spoke.hub_client.credentials import Credentials
 from spoke.insight.watch import Insight
+from spoke.last_job import LastJob
 from spoke.long_waits import LongWaits
 from spoke.memory import Level, MemoryBudget
 from spoke.memory_watch import MemoryWatch
@@ -45,6 +46,8 @@ class Shown(Measured, Protocol):
     def insight(self) -> Insight: ...
     @property
     def journal(self) -> Journal: ...
+    @property
+    def last_job(self) -> LastJob: ...
     @property
     def learner(self) -> Learner: ...
     @property
@@ -192,7 +195,7 @@ class Facts:
             "warm": spoke.warming.facts(),
             "plans": spoke.plans.facts(),
             "orders": spoke.ahead.orders(),
-            "learned": spoke.learner.facts(),
+            "learned": {**spoke.learner.facts(), "last_job": spoke.last_job.facts()},
             "data_path": {
                 "passthrough": passthrough.live if passthrough is not None else False,
                 "reason": passthrough.reason if passthrough is not None else "not mounted",

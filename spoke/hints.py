@@ -57,6 +57,7 @@ AHEAD_INDICES = 16384  # how far a sampler is drawn ahead of what it yields
 
 MARKS_INTERVAL_S = 1.0  # between two messages about steps: an ioctl of some 100 us
 MARKS_MAX = 64  # steps in one of them
+PARTS_LOOKED_AT = 64  # of datasets put together, in search of one on a mount
 MOUNTS_MAX = 8  # told of steps
 LOOK_INTERVAL_S = 30.0  # between two looks for mounts, while there are none
 
@@ -80,6 +81,7 @@ _facts: dict[str, Any] = {
     "mounts": 0, "announced_steps": 0, "marked_steps": 0, "refused_messages": 0, "errors": 0, "last_error": "",
 }  # fmt: skip
 _numbers = itertools.count()
+_warned_of: set[str] = set()
 
 
 def facts() -> Mapping[str, Any]:
@@ -133,6 +135,24 @@ def _concatenated(ends: Sequence[int], layouts: Sequence[Layout], index: int) ->
     return layouts[part](index - (ends[part - 1] if part else 0))
 
 
+def _blended(
+    dataset_index: Sequence[Any], sample_index: Sequence[Any], layouts: Sequence[Layout], index: int
+) -> Sequence[Place]:
+    """A Megatron BlendedDataset: two arrays say which sample of which dataset an index is."""
+    return layouts[int(dataset_index[index])](int(sample_index[index]))
+
+
+def _some_paths(layout: Layout, index: int) -> Iterator[Any]:
+    """Where an index lies, then where others do: of datasets put together only some may lie on a mount."""
+    yield layout(index)[0][0]
+    if isinstance(layout, partial) and layout.func in (_concatenated, _blended):
+        for part in layout.args[-1]:
+            try:
+                yield from _some_paths(part, 0)
+            except (IndexError, TypeError, ValueError):  # an empty one
+                continue
+
+
 def _fragments(dataset: Any, path: Any, item_bytes: int, extra_items: int, sample: int) -> Sequence[Place]:
     """The pieces of documents that a sample of a Megatron GPTDataset is made of, by the index arrays it holds."""
     index = dataset.dataset.index
@@ -171,23 +191,52 @@ def memmap(
     stride_items: int | None = None,
     header_bytes: int = 0,
 ) -> Announced[ItemT]:
-    """``order`` again, announcing the windows of a memory-mapped array that its indices mean. ``path`` may be the np.memmap."""
-    if hasattr(path, "filename") and hasattr(path, "offset"):
-        path, header_bytes = path.filename, int(path.offset)
-    return announce(order, windows(path, item_bytes, window_items, stride_items, header_bytes))
+    """``order`` again, announcing the windows of a memory-mapped array that its indices mean.
+
+    ``path`` may be the np.memmap, or a slice of it.
+    """
+    try:
+        if hasattr(path, "filename") and hasattr(path, "offset"):
+            path, header_bytes = path.filename, _file_offset(path)
+        return announce(order, windows(path, item_bytes, window_items, stride_items, header_bytes))
+    except Exception as error:  # another library's attributes: without them there is no plan
+        _failed("nothing is announced, this is no memory-mapped file: %r", error, warn=bool(_mounts()))
+        return announce(order, None)
+
+
+def _file_offset(array_: Any) -> int:
+    """Where in its file an np.memmap begins; a slice keeps the offset of what it was cut from, and has it as its base."""
+    whole = array_
+    while hasattr(getattr(whole, "base", None), "filename"):
+        whole = whole.base
+    if whole is array_:
+        return int(whole.offset)
+    if not array_.flags.c_contiguous:
+        raise ValueError("a slice that is not in one piece")
+    begins = [a.__array_interface__["data"][0] for a in (whole, array_)]
+    return int(whole.offset + begins[1] - begins[0])
 
 
 def megatron(sampler: Iterable[ItemT], dataset: Any) -> Announced[ItemT]:
-    """Wrap the (batch) sampler of a Megatron-style GPTDataset."""
+    """Wrap the (batch) sampler of a Megatron-style GPTDataset, or of a BlendedDataset of such."""
     try:
-        index = dataset.dataset.index
-        item_bytes = int(index.dtype_size) if hasattr(index, "dtype_size") else int(index.dtype().itemsize)
-        extra_items = int(getattr(getattr(dataset, "config", None), "add_extra_token_to_sequence", True))
-        path = os.fspath(dataset.dataset.path_prefix) + ".bin"
-        return announce(sampler, partial(_fragments, dataset, path, item_bytes, extra_items))
+        return announce(sampler, _megatron_layout(dataset))
     except Exception as error:  # another library's attributes: without them there is no plan
-        _failed("this is no Megatron dataset: %r", error)
+        _failed("nothing is announced, this is no Megatron dataset: %r", error, warn=bool(_mounts()))
         return announce(sampler, None)
+
+
+def _megatron_layout(dataset: Any) -> Layout:
+    parts = getattr(dataset, "datasets", None)
+    if parts is not None:
+        return partial(
+            _blended, dataset.dataset_index, dataset.dataset_sample_index, [_megatron_layout(part) for part in parts]
+        )
+    index = dataset.dataset.index
+    item_bytes = int(index.dtype_size) if hasattr(index, "dtype_size") else int(index.dtype().itemsize)
+    extra_items = int(getattr(getattr(dataset, "config", None), "add_extra_token_to_sequence", True))
+    path = os.fspath(dataset.dataset.path_prefix) + ".bin"
+    return partial(_fragments, dataset, path, item_bytes, extra_items)
 
 
 def declare(
@@ -241,10 +290,14 @@ def find_mount(path: PathLike) -> tuple[bytes, bytes] | None:
     return root, real[len(root) :].lstrip(b"/")
 
 
-def _failed(text: str, *values: object) -> None:
+def _failed(text: str, *values: object, warn: bool = False) -> None:
+    """``warn``: there is a mount, so that somebody expects a plan of this: one warning in a process for each text."""
     _facts["errors"] += 1
     _facts["last_error"] = text % values
-    _log.debug(text, *values)
+    warn = warn and text not in _warned_of
+    if warn:
+        _warned_of.add(text)
+    _log.log(logging.WARNING if warn else logging.DEBUG, text, *values)
 
 
 # --- a plan: what is said --------------------------------------------------------------------------------
@@ -255,6 +308,8 @@ class Telling:
 
     def __init__(self, name: str | None) -> None:
         self.restarted = False
+        self._left_out = 0  # the errno of a message that was heard, and of which nothing could be kept
+        self._goes_on = False  # a message continues a range that the one before began
         self._name = name
         self._begin()
 
@@ -268,8 +323,8 @@ class Telling:
             name = "rank%s-%d-%d" % (os.environ.get("RANK", "0"), self._pid, next(_numbers))
         self._wire_name = _wire_name(name)
 
-    def _path(self, path: Any) -> bytes:
-        """A path as the spoke knows it, in bytes."""
+    def _path(self, path: Any) -> bytes | None:
+        """A path as the spoke knows it, in bytes; None: it lies elsewhere, and what is read of it is not told."""
         raise NotImplementedError
 
     def _send(self, message: bytes, steps: int) -> bool:
@@ -292,18 +347,25 @@ class Telling:
 
     def _say(self, chunk: Sequence[Place], last: bool) -> int:
         """One chunk, in halves if it is too large for a message; returns how many of its ranges were taken."""
-        columns = self._columns(chunk)
-        message = pack_steps(self._token, self._wire_name, self._said_steps, *columns, last=last)
-        steps = len(columns[1])
+        if sum(1 + max(0, int(length)) // STEP_MAX_BYTES for _, _, length in chunk) <= 2 * MESSAGE_STEPS:
+            columns = self._columns(chunk)
+            message = pack_steps(self._token, self._wire_name, self._said_steps, *columns, last=last)
+            steps = len(columns[1])
+        else:
+            message, steps = b"", 2 * MESSAGE_STEPS + 1
         if len(message) > MESSAGE_MAX_BYTES or steps > 2 * MESSAGE_STEPS:
             if len(chunk) == 1:
                 return self._say_long(chunk[0], last)
             middle = len(chunk) // 2
             taken = self._say(chunk[:middle], False)
             return taken + self._say(chunk[middle:], last) if taken == middle else taken
+        if chunk and not steps and not last:
+            return len(chunk)  # nothing of it lies on this mount
         if not self._send(message, steps):
             return 0
         self._said_steps += steps
+        if last and self._left_out:  # that this was the end was not heard with it
+            self._send(pack_steps(self._token, self._wire_name, self._said_steps, (), (), (), (), last=True), 0)
         return len(chunk)
 
     def _say_long(self, triple: Place, last: bool) -> int:
@@ -313,25 +375,35 @@ class Telling:
         if length <= limit:
             raise ValueError("a path of %d bytes" % len(os.fsencode(path)))
         end = start + length
-        return int(
-            all(
-                self._say([(path, at, min(limit, end - at))], last and at + limit >= end)
-                for at in range(start, end, limit)
-            )
-        )
+        try:
+            for at in range(start, end, limit):
+                if not self._say([(path, at, min(limit, end - at))], last and at + limit >= end):
+                    return 0
+                if self._left_out:  # no such file, or past its end: so is what follows
+                    if last and at + limit < end:
+                        self._say((), True)
+                    break
+                self._goes_on = True
+        finally:
+            self._goes_on = False
+        return 1
 
     def _columns(self, chunk: Sequence[Place]) -> tuple[list[bytes], list[int], list[int], list[int]]:
         """(paths, files, offsets, lengths): ranges longer than a step in pieces, paths as the spoke knows them."""
         paths: list[bytes] = []
-        numbers: dict[Any, int] = {}
+        numbers: dict[Any, int] = {}  # -1: elsewhere
         files: list[int] = []
         offsets: list[int] = []
         lengths: list[int] = []
         for path, start, length in chunk:
             number = numbers.get(path)
             if number is None:
-                number = numbers[path] = len(paths)
-                paths.append(self._path(path))
+                known = self._path(path)
+                number = numbers[path] = len(paths) if known is not None else -1
+                if known is not None:
+                    paths.append(known)
+            if number < 0:
+                continue
             for offset, piece in _pieces(int(start), int(length)):
                 files.append(number)
                 offsets.append(offset)
@@ -361,7 +433,7 @@ class Plan(Telling):
         self.active = found is not None
         self._root = found[0] if found is not None else b""
         self._control = -1
-        self._paths: dict[Any, bytes] = {}
+        self._paths: dict[Any, bytes | None] = {}
         self._warned = False
         _facts["mounts"] += self.active
         Telling.__init__(self, name)
@@ -388,7 +460,7 @@ class Plan(Telling):
             _failed("the mount does not take plans: %s", error)
         except Exception as error:  # never into the training loop
             self.active = False
-            _failed("the plan cannot be told: %r", error)
+            _failed("a plan cannot be told to the Headrace mount: %r", error, warn=True)
         return 0
 
     def drop(self) -> None:
@@ -411,15 +483,20 @@ class Plan(Telling):
         os.close(self._control)
         self._control = -1
 
-    def _path(self, path: Any) -> bytes:
-        known = self._paths.get(path)
-        if known is None:
-            if len(self._paths) > 65536:
-                self._paths.clear()
-            found = find_mount(path)
-            # A path that is not there, or on another mount, is told as it is: the spoke refuses it and counts it.
-            known = found[1] if found is not None and found[0] == self._root else os.fsencode(path).strip(b"/")
-            self._paths[path] = known
+    def _path(self, path: Any) -> bytes | None:
+        if path in self._paths:
+            return self._paths[path]
+        if len(self._paths) > 65536:
+            self._paths.clear()
+        found = find_mount(path)
+        if found is not None and found[0] == self._root:
+            known: bytes | None = found[1]
+        elif os.path.exists(path):
+            known = None
+            _failed("%r does not lie on the mount of its plan: its reads are not told", path)
+        else:
+            known = os.fsencode(path).strip(b"/")  # told as it is: the spoke refuses it and counts it
+        self._paths[path] = known
         return known
 
     def _send(self, message: bytes, steps: int) -> bool:
@@ -429,6 +506,9 @@ class Plan(Telling):
         try:
             fcntl.ioctl(self._control, _command(len(buffer)), buffer, True)
         except OSError as error:
+            self._left_out = error.errno if error.errno in _LEFT_OUT else 0
+            if self._left_out and self._goes_on:
+                return True  # a range longer than its file is cut
             reason = _text(buffer) or str(error.strerror)
             _facts["refused_messages"] += 1
             _failed("the spoke refused a plan: %s", reason)
@@ -437,7 +517,8 @@ class Plan(Telling):
                 _log.warning("the Headrace spoke refused a plan: %s", reason)
             if error.errno in _OFF:
                 self.active = False
-            return error.errno in _LEFT_OUT  # those were heard; what follows may still be good
+            return bool(self._left_out)  # those were heard; what follows may still be good
+        self._left_out = 0
         self.restarted = self.restarted or bool(_ANSWER.unpack_from(buffer)[2] & _NEW and self._said_steps)
         _facts["announced_steps"] += steps
         return True
@@ -642,18 +723,22 @@ def _mounts() -> list[bytes]:
 # --- samplers --------------------------------------------------------------------------------------------
 
 
+_OWN = frozenset(("_wrapped", "_layout", "_ahead", "_name", "_plan", "_busy", "__orig_class__"))
+
+
 class Announced(Generic[ItemT]):
     """A sampler (of indices or of lists of them) that tells the mount what it will yield, an epoch at a time.
 
     It yields what the wrapped one yields, in its order, with its length; all its other attributes (``set_epoch``,
-    ``batch_size``) are the wrapped one's. The wrapped one is drawn at most ``ahead`` indices further than the job has
-    come; so its ``state_dict`` would be ahead of the job, and one that has such is passed through without announcing.
+    ``batch_size``, a batch sampler's ``sampler``) are the wrapped one's, read and set. The wrapped one is drawn at most
+    ``ahead`` indices further than the job has come; so its ``state_dict`` would be ahead of the job, and one that has such is
+    passed through without announcing.
     """
 
     def __init__(
         self, sampler: Iterable[ItemT], layout: Layout | None, ahead: int = AHEAD_INDICES, name: str | None = None
     ) -> None:
-        self.sampler = sampler
+        self._wrapped = sampler
         self._layout = layout
         self._ahead = max(1, int(ahead))
         self._name = name
@@ -661,25 +746,34 @@ class Announced(Generic[ItemT]):
         self._busy = False
 
     def __len__(self) -> int:
-        return len(self.sampler)  # type: ignore[arg-type]
+        return len(self._wrapped)  # type: ignore[arg-type]
 
     def __bool__(self) -> bool:
-        return bool(self.sampler)
+        return bool(self._wrapped)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "sampler":
+        if name.startswith("__") or name in _OWN:
             raise AttributeError(name)
-        return getattr(self.sampler, name)
+        return getattr(self._wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._wrapped, name, value)
 
     def __iter__(self) -> Iterator[ItemT]:
         # iter() now and the first draw later: at the points where a loader would do both with the wrapped sampler,
         # so that one that takes its seed from PyTorch's global generator gets the same.
-        source = iter(self.sampler)
+        source = iter(self._wrapped)
         if self._layout is None:
             return source
-        if hasattr(self.sampler, "state_dict"):
+        # A batch sampler's own sampler counts as well: it is drawn through it.
+        if any(hasattr(inner, "state_dict") for inner in (self._wrapped, getattr(self._wrapped, "sampler", None))):
             _failed(
-                "%s keeps its own place, which drawing ahead would change: nothing is announced", type(self.sampler)
+                "%s keeps its own place, which drawing ahead would change: nothing is announced",
+                type(self._wrapped),
+                warn=bool(_mounts()),
             )
             return source
         return self._run(source, self._layout)
@@ -708,7 +802,9 @@ class Announced(Generic[ItemT]):
     def _plan_for(self, item: Any, layout: Layout) -> Plan | None:
         """The plan to go on with, if the data lie on a mount of ours."""
         try:
-            path = layout(int(_indices(item)[0]))[0][0]
+            index = int(_indices(item)[0])
+            paths = list(itertools.islice(_some_paths(layout, index), PARTS_LOOKED_AT))
+            path = next((path for path in paths if find_mount(path) is not None), paths[0])
             if self._busy:  # two loops over one sampler at once: each has its own order
                 plan = Plan(path)
             else:
@@ -770,8 +866,7 @@ class _Teller(Generic[ItemT]):
             except Exception as error:  # the sampler's own: raised where it would have been
                 self._ended, self._error = True, error
                 return
-            if type(item) is list:
-                item = list(item)  # type: ignore[call-overload]  # some samplers fill one list again and again
+            item = _kept(item)
             indices = _indices(item)
             self._waiting.append((item, len(indices)))
             self._held += len(indices)
@@ -796,7 +891,7 @@ class _Teller(Generic[ItemT]):
                 self._tell_all()
         except Exception as error:  # never into the training loop
             self._plan.active = False
-            _failed("no more is announced: %r", error)
+            _failed("no more is announced to the Headrace mount: %r", error, warn=True)
 
     def _tell_all(self) -> None:
         untold = self._untold
@@ -817,5 +912,21 @@ class _Teller(Generic[ItemT]):
                 return
 
 
+def _kept(item: Any) -> Any:
+    """Some samplers fill one batch again and again."""
+    if type(item) is list:
+        return list(item)
+    if _is_vector(item):
+        return item.clone() if hasattr(item, "clone") else item.copy()
+    return item
+
+
 def _indices(item: Any) -> Sequence[Any]:
-    return item if isinstance(item, (list, tuple)) else (item,)
+    if isinstance(item, (list, tuple, range, array)):
+        return item
+    return item.tolist() if _is_vector(item) else (item,)
+
+
+def _is_vector(item: Any) -> bool:
+    """An array or tensor of indices; neither of their libraries is needed to see that."""
+    return getattr(item, "ndim", None) == 1 and hasattr(item, "tolist")

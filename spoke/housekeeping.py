@@ -12,6 +12,7 @@ from spoke.cache.store import Store
 from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
 from spoke.insight.watch import Insight
+from spoke.last_job import LastJob
 from spoke.mending import Mending
 from spoke.metrics import Counts
 from spoke.namespace.tree import Tree
@@ -35,6 +36,8 @@ class Kept(Protocol):
     def fetcher(self) -> Fetcher: ...
     @property
     def insight(self) -> Insight: ...
+    @property
+    def last_job(self) -> LastJob: ...
     @property
     def mending(self) -> Mending: ...
     @property
@@ -94,6 +97,7 @@ class Housekeeping:
             spoke.plans.tend()
             if spoke.order_recorder is not None and spoke.planner is not None:
                 spoke.order_recorder.tend(runtime.now_s(), spoke.planner.open_handles)
+            await spoke.last_job.tend(spoke.reads.open_handles)
             spoke.pins.tend()
             if spoke.tree.epoch % 2 == 0:
                 spoke.store.forget_unreferenced(spoke.tree.is_live)

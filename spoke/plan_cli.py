@@ -78,6 +78,8 @@ def declare(
     with _opened(file) as lines:
         ranges = read_plan_file(iter(lambda: lines.readline(LINE_MAX_BYTES + 1), b""))
         said = plan.declare(ranges, follow=follow)
+    if not said and plan.refusal is None:
+        raise UsageError(f"{file}: no line of it names a read")
     typer.echo(f"{said} reads declared as {plan.name}")
     for note in plan.notes:
         typer.echo(note, err=True)
@@ -163,16 +165,16 @@ class _SocketPlan(hints.Telling):
                 time.sleep(limits.PROGRESS_INTERVAL_S)
 
     def _path(self, path: str) -> bytes:
-        if os.path.isabs(path):
-            inside = os.path.relpath(os.path.normpath(path), self._root)
-            if inside == os.pardir or inside.startswith(os.pardir + os.sep):
-                raise UsageError(f"{path} is not below the mountpoint {self._root}")
-            path = inside
-        return os.fsencode(os.path.normpath(path))
+        from spoke.selection import below  # which the other commands need not wait for
+
+        return os.fsencode(below(self._root, path))
 
     def _send(self, message: bytes, steps: int) -> bool:
         answer = ask(self._mountpoint, "plan", {"message": message.hex()})
-        if answer["errno"] in _LEFT_OUT_ERRNOS:
+        self._left_out = answer["errno"] if answer["errno"] in _LEFT_OUT_ERRNOS else 0
+        if self._left_out:
+            if self._goes_on:
+                return True  # a range longer than its file is cut
             self.left_out_steps += steps
         elif answer["errno"]:
             self.refusal, self._refused_errno = answer["text"], answer["errno"]

@@ -15,6 +15,7 @@ from common import limits
 from common.errors import UsageError
 
 LINE_MAX_BYTES = 64 * 1024
+_BOM = b"\xef\xbb\xbf"  # some editors begin a file with it
 
 
 class PlannedRange(NamedTuple):
@@ -28,7 +29,7 @@ class PlannedRange(NamedTuple):
 def read_plan_file(lines: Iterable[bytes]) -> Iterator[PlannedRange]:
     """Lazily, a line at a time. Raises UsageError with the line's number for one that cannot be."""
     for number, line in enumerate(lines, 1):
-        text = line.decode("utf-8", "surrogateescape").strip()
+        text = line.removeprefix(_BOM if number == 1 else b"").decode("utf-8", "surrogateescape").strip()
         if not text or text.startswith("#"):
             continue
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,18 +15,25 @@ from common import limits
 from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce, count_blocks, intersection, whole_file
 from common.entries import Kind
 from common.errors import UsageError
+from spoke.last_job import TouchedFile
 from spoke.namespace.tree import Node, Tree
 from spoke.plan_file import LINE_MAX_BYTES, read_plan_file
 from spoke.prefetch.orders import Order
 
 _STEPS_A_TURN = 2000
+_FILES_A_TURN = 64
 _MERGE_FROM = 1024
+_MAX_LINKS = 40  # as the kernel
 
 
 class Runs:
-    """Block ranges of one file in any order, merged now and then so that memory follows what is distinct."""
+    """Block ranges of one file in any order, merged now and then so that memory follows what is distinct.
+
+    ``furthest_bytes``: where the last of them begins.
+    """
 
     def __init__(self) -> None:
+        self.furthest_bytes = 0
         self._ranges: list[BlockRange] = []
         self._merge_at = _MERGE_FROM
 
@@ -90,12 +97,15 @@ class Selection:
             self.pin_paths.append(path.strip(b"/"))
 
     async def add_ranges(self, tree: Tree, ranges: dict[bytes, Runs], what: str) -> None:
-        """Ranges by path, of a plan ``what``. Raises UsageError when files are not there."""
+        """Ranges by path, of a plan ``what``. Raises UsageError when files are not there, or end before a range begins."""
         absent: list[bytes] = []
+        short: list[bytes] = []
         for number, (path, runs) in enumerate(ranges.items()):
             node = tree.resolve(path)
             if node is None or node.kind is not Kind.FILE:
                 absent.append(path)
+            elif runs.furthest_bytes >= max(1, node.entry.size_bytes):
+                short.append(path)
             else:
                 self.add(node, runs.merged())
                 self.pin_paths.append(path)
@@ -105,6 +115,33 @@ class Selection:
             raise UsageError(
                 f"{what}: {len(absent)} of {len(ranges)} files are not in the dataset, the first is {os.fsdecode(absent[0])!r}"
             )
+        if short:
+            node = tree.resolve(short[0])
+            assert node is not None
+            raise UsageError(
+                f"{what}: {len(short)} of {len(ranges)} files end before a read of them begins, the first is "
+                f"{os.fsdecode(short[0])!r}: it has {node.entry.size_bytes} bytes, and a read begins at {ranges[short[0]].furthest_bytes}"
+            )
+
+    async def add_last_job(self, tree: Tree, files: Mapping[bytes, TouchedFile], around_bytes: int) -> int:
+        """What a job read, in files as they are now; returns how many of its files are gone. Raises UsageError when all are."""
+        around_blocks = count_blocks(around_bytes)
+        gone = 0
+        for number, (path, touched) in enumerate(files.items()):
+            node = tree.resolve(path)
+            if node is None or node.kind is not Kind.FILE:
+                gone += 1
+                continue
+            runs = Runs()
+            for run in touched.runs():
+                runs.add(max(0, run.first_block - around_blocks), run.end_block + around_blocks)
+            self.add(node, runs.merged())
+            self.pin_paths.append(path)
+            if not number % _FILES_A_TURN:
+                await asyncio.sleep(0)
+        if not self.files:
+            raise UsageError(f"the last job read {gone} files, and none of them is in the dataset any more")
+        return gone
 
     async def add_order(self, tree: Tree, order: Order, around_bytes: int) -> None:
         """All steps an order holds. Raises UsageError when its files changed since it was made."""
@@ -164,6 +201,7 @@ def read_plan(file: Path, mountpoint: str, around_bytes: int) -> dict[bytes, Run
                     runs = found[path] = Runs()
                 held -= len(runs)
                 runs.add(*blocks_of(planned.offset_bytes, planned.length_bytes, around_bytes))
+                runs.furthest_bytes = max(runs.furthest_bytes, planned.offset_bytes)
                 held += len(runs)
                 check_held(held)
     except OSError as error:
@@ -174,13 +212,41 @@ def read_plan(file: Path, mountpoint: str, around_bytes: int) -> dict[bytes, Run
 
 
 def below(mountpoint: str, path: str) -> str:
-    """A path as given (absolute, or relative to the dataset's root) as relative to the root; by its text alone."""
+    """A path as given (absolute, or relative to the dataset's root) as relative to the root; by its text alone, but for symlinks
+    outside the mount that lead to it."""
     inside = os.path.normpath(path)
     if os.path.isabs(path):
         inside = os.path.relpath(inside, mountpoint)
-    if inside == os.pardir or inside.startswith(os.pardir + os.sep):
+        if _is_outside(inside):
+            inside = os.path.relpath(_followed(path, mountpoint), mountpoint)
+    if _is_outside(inside):
         raise UsageError(f"{path} is not below the mountpoint {mountpoint}")
     return "" if inside == os.curdir else inside
+
+
+def _is_outside(relative: str) -> bool:
+    return relative == os.pardir or relative.startswith(os.pardir + os.sep)
+
+
+def _followed(path: str, mountpoint: str) -> str:
+    """Symlinks followed as far as they lie outside the mount: nothing in it is touched, which could wait for its spoke."""
+    at, ahead = "/", os.path.normpath(path).split(os.sep)[::-1]
+    for _ in range(_MAX_LINKS):
+        while ahead and at != mountpoint:
+            name = ahead.pop()
+            step = os.path.normpath(os.path.join(at, name))
+            try:
+                target = os.readlink(step) if step != mountpoint else None
+            except OSError:  # no link; or not there, which whoever looks it up will say
+                target = None
+            if target is not None:
+                at = "/" if os.path.isabs(target) else at
+                ahead += target.split(os.sep)[::-1]
+                break
+            at = step
+        else:
+            return os.path.normpath(os.path.join(at, *ahead[::-1]))
+    return path
 
 
 def blocks_of(offset_bytes: int, length_bytes: int, around_bytes: int) -> tuple[int, int]:

@@ -100,9 +100,11 @@ def render(facts: Mapping[str, Any]) -> str:
 def _learned(facts: Mapping[str, Any]) -> str:
     if not facts["enabled"]:
         return "off"
+    job = facts["last_job"]
+    last = f"; the last job read {format_size(job['bytes'])} of {job['files']} files" if job["files"] else ""
     return (
         f"{facts['orders']} orders kept, {facts['proven_orders']} of them followed before; {facts['recorded_steps']} steps of this "
-        f"epoch recorded, {facts['epochs_seen']} epochs seen"
+        f"epoch recorded, {facts['epochs_seen']} epochs seen{last}"
     )
 
 

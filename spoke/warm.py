@@ -7,6 +7,7 @@ files are kept from eviction.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -68,7 +69,10 @@ class Estimate:
 
 
 class Warmer:
-    """One warm. ``link_rate``: the measured bytes/s, 0 while unknown. ``rate_bytes_per_s``: the most it fetches, None: no limit."""
+    """One warm. ``link_rate``: the measured bytes/s, 0 while unknown; ``is_linked``: the hub is there.
+
+    ``rate_bytes_per_s``: the most it fetches, None: no limit.
+    """
 
     def __init__(
         self,
@@ -79,6 +83,7 @@ class Warmer:
         *,
         rate_bytes_per_s: float | None = None,
         link_rate: Callable[[], float] = lambda: 0.0,
+        is_linked: Callable[[], bool] = lambda: True,
     ) -> None:
         self._files = selection.files
         self._total_bytes = selection.total_bytes
@@ -87,6 +92,7 @@ class Warmer:
         self._clock = clock
         self._rate_bytes_per_s = rate_bytes_per_s
         self._link_rate = link_rate
+        self._is_linked = is_linked
         burst_bytes = int(max(EXTENT_BYTES, (rate_bytes_per_s or 0) * limits.WARM_PACED_S))
         self._window_bytes = limits.WARM_WINDOW_BYTES
         if rate_bytes_per_s is not None:
@@ -147,7 +153,10 @@ class Warmer:
                 self._store.unpin(version)
         if outside:
             why = self._failure or "evicted again while others came in: is something else using the cache?"
-            raise HeadraceError(f"{outside} of {len(self._files)} files are not in the cache as asked for: {why}")
+            raise HeadraceError(
+                f"{len(outside)} of {len(self._files)} files are not in the cache as asked for, the first is "
+                f"{os.fsdecode(outside[0].path)!r}: {why}"
+            )
         yield self.progress()
 
     def progress(self) -> Facts:
@@ -159,10 +168,13 @@ class Warmer:
             "files": len(self._files),
         }
 
-    async def _warm_all(self) -> int:
-        """Rounds until every file is verified; returns how many are not, after the last."""
+    async def _warm_all(self) -> list[Wanted]:
+        """Rounds until every file is verified; returns those that are not, after the last."""
         outside = self._files
-        for _ in range(limits.WARM_TRIES):
+        tries = 0
+        while tries < limits.WARM_TRIES:
+            tries += 1
+            fetched_bytes = self._fetched_bytes
             self._verified_bytes = self._done_bytes = self._files_done = 0
             async with asyncio.TaskGroup() as fetches:
                 for number, (version, wanted) in enumerate(self._files.items()):
@@ -180,7 +192,17 @@ class Warmer:
             }
             if not outside:
                 break
-        return len(outside)
+            if fetched_bytes < self._fetched_bytes and not self._is_linked() and await self._hub_is_back():
+                tries = 0
+        return list(outside.values())
+
+    async def _hub_is_back(self) -> bool:
+        """It went away while we fetched: it may be starting anew."""
+        for _ in range(round(limits.WARM_HUB_WAIT_S / limits.PROGRESS_INTERVAL_S)):
+            if self._is_linked():
+                break
+            await asyncio.sleep(limits.PROGRESS_INTERVAL_S)
+        return self._is_linked()
 
     def _missing(self, version: bytes, wanted: Wanted) -> list[BlockRange]:
         return self._missing_in(version, wanted, wanted.runs)
@@ -282,6 +304,13 @@ def in_words(estimate: Mapping[str, Any]) -> str:
         f"{format_size(estimate['fetch_bytes'])} to fetch, {takes}; takes {format_size(estimate['disk_bytes'])} of the "
         f"{format_size(free_bytes)} the cache may use for it"
     )
+
+
+def rate_in_words(progress: Mapping[str, Any], took_s: float) -> str:
+    """What is said once there is a rate, where none was known before."""
+    rate = progress["fetched_bytes"] / took_s
+    left_bytes = max(0, progress["total_bytes"] - progress["verified_bytes"])
+    return f"{format_size(int(rate))}/s so far: about {_time(left_bytes / rate)} left, at most"
 
 
 def _time(duration_s: float) -> str:

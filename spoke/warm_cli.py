@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from common import limits
+from common import limits, runtime
 from common.errors import UsageError
 from common.terminal import exit_codes
 from common.units import format_size, parse_rate, parse_size
@@ -27,10 +29,11 @@ Paths = Annotated[list[str] | None, typer.Argument(help="Files or directories be
 
 @exit_codes
 def warm(
+    context: typer.Context,
     mountpoint: Mountpoint,
     paths: Annotated[
         list[str] | None,
-        typer.Argument(help="Files or directories below the mount. [default: all, if no plan or order]"),
+        typer.Argument(help="Files or directories below the mount. [default: all, if nothing else is named]"),
     ] = None,
     plan: Annotated[
         str | None, typer.Option(help="A plan file: lines PATH OFFSET LENGTH, or JSON objects of them; - reads stdin.")
@@ -39,6 +42,9 @@ def warm(
         str | None,
         typer.Option(help="An order that is followed, by its name in plan list; or an order file, by a path with a /."),
     ] = None,
+    last: Annotated[
+        bool, typer.Option("--last", help="What the last job read, as the spoke noted it, in parts of 64 KiB.")
+    ] = False,
     around: Annotated[
         str,
         typer.Option(
@@ -50,7 +56,12 @@ def warm(
         bool, typer.Option("--pin", help="And keep the files it names cached, until headrace-spoke unpin.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Stay until all is verified, or leave it to the spoke.")
+        bool,
+        typer.Option(
+            "--wait/--no-wait",
+            help="Stay until all is verified (as if not given; given, also wait up to 10 min for a spoke that is not there yet), "
+            "or leave it to the spoke.",
+        ),
     ] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would do, and whether it fits.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
@@ -63,21 +74,25 @@ def warm(
     Examples:
       headrace-spoke warm /mnt/c4 train/ --dry-run
       headrace-spoke warm /mnt/c4 train/ --rate 2gbit --pin
+      headrace-spoke warm /mnt/c4 --last --wait
     """
     root = locate(mountpoint)
-    given = paths if paths else [] if plan is not None or order is not None else [""]
+    given = paths if paths else [] if plan is not None or order is not None or last else [""]
     request: dict[str, Any] = {
         "paths": _hex(root, given),
         "order": os.path.abspath(order) if order is not None and "/" in order else order,
+        "last": last,
         "around_bytes": parse_size(around),
         "rate_bytes_per_s": _rate(rate),
         "pin": pin,
         "wait": wait,
         "dry_run": dry_run,
     }
-    with _plan_file(plan) as file, explained(root):
+    source = context.get_parameter_source("wait")  # of typer's own click, which is not the one that can be imported
+    patient = wait and source is not None and source.name == "COMMANDLINE"
+    with _plan_file(plan) as file:
         request["plan"] = file
-        _show(control.socket_path(runtime_dir(), root), request, quiet=quiet)
+        _show_patiently(root, request, quiet=quiet, patience_s=limits.WARM_START_WAIT_S if patient else 0.0)
 
 
 @exit_codes
@@ -119,22 +134,63 @@ def render(facts: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _show_patiently(root: str, request: Mapping[str, Any], *, quiet: bool, patience_s: float) -> None:
+    """Also while a spoke starts, or one takes the place of another: then asked anew, it goes on where it was."""
+    while True:
+        asked_s = runtime.now_s()
+        try:
+            with explained(root):
+                _show(control.socket_path(runtime_dir(), root), request, quiet=quiet)
+            return
+        except (control.NotMounted, control.Dropped) as error:
+            if not patience_s:
+                raise
+            typer.echo(f"waiting up to {patience_s:.0f} s for the spoke: {error}", err=True)
+            give_up_s = runtime.now_s() + patience_s
+            # Worth asking again once somebody listens; one that drops what it is asked at once is not asked in a loop.
+            time.sleep(limits.PROGRESS_INTERVAL_S if runtime.now_s() - asked_s > 1.0 else 1.0)
+            while not _listens(root):
+                if runtime.now_s() >= give_up_s:
+                    raise
+                time.sleep(limits.PROGRESS_INTERVAL_S)
+
+
+def _listens(root: str) -> bool:
+    try:
+        control.ask_once(control.socket_path(runtime_dir(), root), {"command": "plans"})
+    except (control.NotMounted, control.Dropped, control.Silent):
+        return False
+    return True
+
+
 def _show(socket: Path, request: Mapping[str, Any], *, quiet: bool) -> None:
     """Ask the running spoke, say what it will do, draw a progress bar on stderr; raises what it answered."""
     # Drawing takes a fifth of a second to import, which pin and unpin need not wait for.
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from spoke.warm import in_words
+    from spoke.warm import in_words, rate_in_words
 
     columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
     described = TextColumn("{task.description}")
-    with Progress(described, *columns, console=Console(stderr=True), disable=quiet) as bar:
+    began_s, is_rate_unsaid, drawn = runtime.now_s(), False, False
+    with contextlib.ExitStack() as drawing:
+        bar = Progress(described, *columns, console=Console(stderr=True), disable=quiet)
         task = bar.add_task("warming", total=None)
         for kind, facts in control.ask(socket, request_of("warm", request), timeout_s=limits.WARM_SILENCE_TIMEOUT_S):
             if kind == "progress" and "estimate" in facts:
-                typer.echo(in_words(facts["estimate"]))
+                note = f" ({facts['note']})" if facts.get("note") else ""
+                typer.echo(in_words(facts["estimate"]) + note)
+                is_rate_unsaid = facts["estimate"]["duration_s"] is None
                 continue
+            if kind == "progress" and not drawn:
+                drawn = True
+                drawing.enter_context(bar)
+            if is_rate_unsaid and limits.RATE_SPAN_MIN_BYTES <= facts.get("fetched_bytes", 0) < facts["total_bytes"]:
+                took_s = runtime.now_s() - began_s
+                if took_s >= 5 * limits.RATE_SPAN_S:
+                    is_rate_unsaid = False
+                    typer.echo(rate_in_words(facts, took_s))
             if "files_done" in facts:
                 bar.update(
                     task,

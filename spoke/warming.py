@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common import limits
 from common.errors import HeadraceError, UsageError
@@ -16,6 +16,7 @@ from common.log import get_logger
 from common.runtime import cancel_and_wait
 from spoke.cache.store import Store
 from spoke.fetcher import Fetcher
+from spoke.last_job import LastJob
 from spoke.namespace.tree import Tree
 from spoke.orders.mapped import open_order
 from spoke.pins import Pins
@@ -54,8 +55,20 @@ class _Job:
         return {"what": self.what, "state": self.state, "error": self.error, **self.warmer.progress()}
 
 
+class _Named(NamedTuple):
+    """What a request named when it was looked at. ``seen``: the names then; ``note``: for whoever asked."""
+
+    what: str
+    note: str
+    selection: Selection
+    warmer: Warmer
+    seen: object
+
+
 class Warming:
-    """``order(name)``: the order followed under a name. ``link_rate``: the best rate measured, bytes/s, 0 while unknown."""
+    """``order(name)``: the order followed under a name. ``link_rate``: the best rate measured, bytes/s, 0 while unknown.
+    ``last_job``: None where nothing is learned.
+    """
 
     def __init__(
         self,
@@ -68,6 +81,8 @@ class Warming:
         *,
         order: Callable[[str], Order | None],
         link_rate: Callable[[], float],
+        is_linked: Callable[[], bool] = lambda: True,
+        last_job: LastJob | None = None,
     ) -> None:
         self._mountpoint = mountpoint
         self._tree = tree
@@ -77,6 +92,8 @@ class Warming:
         self._clock = clock
         self._order = order
         self._link_rate = link_rate
+        self._is_linked = is_linked
+        self._last_job = last_job
         self._running: list[_Job] = []
         self._ended: deque[_Job] = deque(maxlen=limits.WARM_JOBS_SHOWN)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,50 +108,90 @@ class Warming:
     async def answer(self, request: Mapping[str, Any]) -> AsyncGenerator[Facts, None]:
         """First ``{"estimate": …}``, then progress, and at last the outcome. Raises UsageError or HeadraceError with the reason.
 
-        In the request: ``paths`` (hex), ``plan`` (a file), ``order`` (the name of one that is followed, or a file), ``around_bytes``,
-        ``rate_bytes_per_s``, ``pin``, ``wait``, ``dry_run``.
+        In the request: ``paths`` (hex), ``plan`` (a file), ``order`` (the name of one that is followed, or a file), ``last``,
+        ``around_bytes``, ``rate_bytes_per_s``, ``pin``, ``wait``, ``dry_run``.
         """
         if len(self._running) >= limits.WARM_JOBS_MAX:
             raise UsageError(f"{len(self._running)} warms are under way, which is the limit: wait for one of them")
-        selection, what = await self._select(request)
-        rate_bytes_per_s = request.get("rate_bytes_per_s")
-        warmer = Warmer(
-            selection,
-            self._store,
-            self._fetcher,
-            self._clock,
-            rate_bytes_per_s=rate_bytes_per_s,
-            link_rate=self._link_rate,
-        )
-        estimate = await warmer.estimate(self._pins.pinned_beside(selection.files))
-        yield {"estimate": shown(estimate)}
+        named = await self._name(request)
+        estimate = await named.warmer.estimate(self._pins.pinned_beside(named.selection.files))
+        yield {"estimate": shown(estimate), "note": named.note}
         estimate.check()
         if request.get("dry_run"):
             yield {"estimate": shown(estimate), "dry_run": True}
             return
         if request.get("pin"):
-            await self._pins.pin(selection.pin_paths)
-        job = _Job(what, warmer)
+            await self._pins.pin(named.selection.pin_paths)
         if request.get("wait", True):
-            with self._listed(job):
-                async with contextlib.aclosing(job.run()) as progress:
-                    async for facts in progress:
-                        yield facts
+            async with contextlib.aclosing(self._warm(request, named)) as progress:
+                async for facts in progress:
+                    yield facts
             return
-        task = asyncio.create_task(self._in_background(job), name="warm in background")
+        task = asyncio.create_task(self._in_background(request, named), name="warm in background")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        yield {"background": True, **warmer.progress()}
+        yield {"background": True, **named.warmer.progress()}
 
-    async def _in_background(self, job: _Job) -> None:
-        with self._listed(job):
-            try:
-                async for _ in job.run():
-                    pass
-            except HeadraceError as error:
-                log.error("warm failed", what=job.what, error=str(error))
+    async def _name(self, request: Mapping[str, Any]) -> _Named:
+        """What is named now, and the names it was found in."""
+        seen = self._now_seen()
+        selection, what, note = await self._select(request)
+        warmer = Warmer(
+            selection,
+            self._store,
+            self._fetcher,
+            self._clock,
+            rate_bytes_per_s=request.get("rate_bytes_per_s"),
+            link_rate=self._link_rate,
+            is_linked=self._is_linked,
+        )
+        return _Named(what, note, selection, warmer, seen)
+
+    def _now_seen(self) -> object:
+        return self._tree.catalog_id, self._tree.revision
+
+    async def _warm(self, request: Mapping[str, Any], named: _Named) -> AsyncGenerator[Facts, None]:
+        """What is named, and again what is named by then if names changed meanwhile: else it ends well with files of yesterday."""
+        for tries_left in range(limits.WARM_TRIES - 1, -1, -1):
+            job = _Job(named.what, named.warmer)
+            failure: HeadraceError | None = None
+            with self._listed(job):
+                try:
+                    async with contextlib.aclosing(job.run()) as progress:
+                        async for facts in progress:
+                            yield facts
+                except HeadraceError as error:
+                    failure = error
+            if named.seen == self._now_seen():
+                fresh = None
             else:
-                log.info("warm is done", what=job.what)
+                fresh = await self._name(request)
+                if fresh.selection.files.keys() <= named.selection.files.keys() and (
+                    failure is None or fresh.selection.files.keys() == named.selection.files.keys()
+                ):
+                    fresh = None
+            if fresh is None:
+                if failure is not None:
+                    raise failure
+                return
+            if not tries_left:
+                break
+            named = fresh
+            estimate = await named.warmer.estimate(self._pins.pinned_beside(named.selection.files))
+            yield {"estimate": shown(estimate), "note": "files changed at the hub meanwhile", **named.warmer.progress()}
+            estimate.check()
+        raise HeadraceError(
+            "files changed at the hub again and again while they were fetched: ask again when they rest"
+        )
+
+    async def _in_background(self, request: Mapping[str, Any], named: _Named) -> None:
+        try:
+            async for _ in self._warm(request, named):
+                pass
+        except HeadraceError as error:
+            log.error("warm failed", what=named.what, error=str(error))
+        else:
+            log.info("warm is done", what=named.what)
 
     @contextlib.contextmanager
     def _listed(self, job: _Job) -> Any:
@@ -145,13 +202,15 @@ class Warming:
             self._running.remove(job)
             self._ended.append(job)
 
-    async def _select(self, request: Mapping[str, Any]) -> tuple[Selection, str]:
-        """What is named, and how to call it."""
+    async def _select(self, request: Mapping[str, Any]) -> tuple[Selection, str, str]:
+        """What is named, how to call it, and what is to be said of it."""
         selection = Selection()
-        plan, order_name = request.get("plan"), request.get("order")
+        note = ""
+        plan, order_name, last = request.get("plan"), request.get("order"), bool(request.get("last"))
         around_bytes = int(request.get("around_bytes") or 0)
         paths = [
-            bytes.fromhex(path) for path in request.get("paths", [""] if plan is None and order_name is None else [])
+            bytes.fromhex(path)
+            for path in request.get("paths", [""] if plan is None and order_name is None and not last else [])
         ]
         words = [os.fsdecode(path) or "all" for path in paths]
         selection.add_paths(self._tree, paths)
@@ -162,8 +221,21 @@ class Warming:
         if order_name is not None:
             words.append(f"order {order_name}")
             await selection.add_order(self._tree, await self._find_order(str(order_name)), around_bytes)
+        if last:
+            words.append("the last job")
+            note = await self._add_last_job(selection, around_bytes)
         what = ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
-        return selection, what
+        return selection, what, note
+
+    async def _add_last_job(self, selection: Selection, around_bytes: int) -> str:
+        if self._last_job is None:
+            raise UsageError("this spoke does not note what jobs read (--no-learn): name paths, a plan or an order")
+        files = self._last_job.files()
+        gone = await selection.add_last_job(self._tree, files, around_bytes)
+        notes = [f"{gone} of its {len(files)} files are gone"] if gone else []
+        if not self._last_job.is_complete:
+            notes.append("it read more than is noted (--learn-memory)")
+        return "; ".join(notes)
 
     async def _find_order(self, name: str) -> Order:
         found = self._order(name) or self._order(f"plan:{name}")  # a declared plan is shown without that

@@ -344,6 +344,11 @@ class LinkKeeper:
         """The best rate of arrivals lately (0 before anything came)."""
         return self._arrivals.best_bytes_per_s
 
+    @property
+    def carried_bytes_per_s(self) -> float:
+        """The best rate that held for a while, also long ago (0 before any did): what a large fetch may expect."""
+        return self._arrivals.carried_bytes_per_s
+
     def facts(self) -> list[Mapping[str, object]]:
         """Facts of each link, for ``status``."""
         return [
@@ -358,11 +363,20 @@ class LinkKeeper:
         ]
 
 
+_RESTS_BELOW = 0.1  # of the best rate: signs of life, or the end of a transfer
+
+
 class _RateMeter:
-    """The best arrival rate, forgotten by 2 % a second so that a slower path shows within a minute."""
+    """The best arrival rate, forgotten by 2 % a second so that a slower path shows within a minute.
+
+    ``carried_bytes_per_s``: over spans of a second and a MiB at least, so that a few names are no rate, forgotten by 0.5 % a span and
+    not while nothing comes.
+    """
 
     def __init__(self) -> None:
         self.best_bytes_per_s = 0.0
+        self.carried_bytes_per_s = 0.0
+        self._span_from = (0.0, 0)
         self._last_s: float | None = None
         self._last_bytes = 0
 
@@ -370,6 +384,19 @@ class _RateMeter:
         if self._last_s is not None and now_s > self._last_s:
             elapsed_s = now_s - self._last_s
             seen = (received_bytes - self._last_bytes) / elapsed_s
+            rests = seen < self.best_bytes_per_s * _RESTS_BELOW
             self.best_bytes_per_s = max(seen, self.best_bytes_per_s * 0.98**elapsed_s)
+            self._carried(now_s, received_bytes, rests=rests)
         self._last_s = now_s
         self._last_bytes = received_bytes
+
+    def _carried(self, now_s: float, received_bytes: int, *, rests: bool) -> None:
+        from_s, from_bytes = self._span_from
+        if not rests and now_s - from_s < limits.RATE_SPAN_S:
+            return
+        moved_bytes, span_s = received_bytes - from_bytes, now_s - from_s
+        if not rests and moved_bytes >= limits.RATE_SPAN_MIN_BYTES:
+            self.carried_bytes_per_s = max(moved_bytes / span_s, 0.995 * self.carried_bytes_per_s)
+        elif not rests and span_s < limits.RATE_SPAN_MAX_S:
+            return
+        self._span_from = now_s, received_bytes

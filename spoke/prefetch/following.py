@@ -83,6 +83,22 @@ class Following:
         followed = [follower for follower in self._recordings.values() if follower.is_at_work]
         return [follower.facts() for follower in (*self._followers.values(), *followed)]
 
+    def orders_of(self, version: bytes, extent_index: int | None) -> list[Mapping[str, Any]]:
+        """Orders that have reads of a file; ``steps_until`` the next one of an extent, None: not known, or nobody asked."""
+        found: list[Mapping[str, Any]] = []
+        for follower in self._all():
+            is_recorded = follower.order.name in self._recordings and not follower.is_at_work
+            if not is_recorded and follower.order.file_of(version) is not None:
+                steps = follower.next_use(version, extent_index) if extent_index is not None else None
+                facts = follower.facts()
+                found.append(
+                    {
+                        **{name: facts[name] for name in ("name", "reason", "state")},
+                        "steps_until": steps if steps is not None and steps < NEVER else None,
+                    }
+                )
+        return found
+
     @property
     def is_active(self) -> bool:
         """Orders are followed; what is only being recorded does not count before somebody reads it again."""

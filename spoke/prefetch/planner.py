@@ -130,6 +130,10 @@ class Planner:
         """Facts on each order followed, for ``status``."""
         return self._following.facts()
 
+    def orders_of(self, version: bytes, extent_index: int | None) -> list[Mapping[str, Any]]:
+        """Orders that have reads of a file, for ``explain``."""
+        return self._following.orders_of(version, extent_index)
+
     def order(self, name: str) -> Order | None:
         """The order followed under this name."""
         return self._following.order(name)

@@ -92,6 +92,9 @@ def test_the_same_order_again_is_there_over_a_smaller_cache_and_after_a_restart(
     (order,) = learned(spoke)
     assert "learned:data:1  by learned" in run("spoke.cli", "plan", mountpoint, "list").stdout
     assert "1 orders kept" in run("spoke.cli", "status", mountpoint).stdout
+    told = run("spoke.cli", "explain", mountpoint, "train.bin").stdout
+    assert "foretold by learned:data:1 (learned, " in told, told
+    assert f"last job   read {DATA_BYTES // MIB} MiB of it" in told, told
 
     assert spoke.terminate() == 0
     cache = pair.work_dir / "cache"

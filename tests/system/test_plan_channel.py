@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -123,6 +124,70 @@ def test_a_shuffled_data_loader_finds_what_it_announced(pair: Pair, far: Callabl
     plans = spoke.facts()["plans"]
     assert plans["taken_steps"] == (768 if how == "mmap" else 2048)
     assert plans["refused_messages"] == {}
+
+
+RANK_JOB = """
+import json, os, sys, time
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+from spoke import hints
+
+local, mounted, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+os.environ["RANK"] = str(rank)
+
+
+class Records(Dataset):
+    fd = -1
+
+    def __len__(self):
+        return 1024
+
+    def __getitem__(self, index):
+        if self.fd < 0:
+            self.fd = os.open(f"{mounted}/train.bin", os.O_RDONLY)
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+        return index, torch.frombuffer(bytearray(os.pread(self.fd, 8192, index * 8192)), dtype=torch.uint8)
+
+
+sampler = DistributedSampler(Records(), num_replicas=2, rank=rank, seed=3)
+batches = hints.announce(BatchSampler(sampler, 8, False), hints.records(f"{mounted}/train.bin", 8192))
+loader = DataLoader(Records(), batch_sampler=batches, num_workers=2, persistent_workers=True)
+data = open(f"{local}/train.bin", "rb").read()
+epochs = []
+for epoch in range(3):
+    loader.batch_sampler.sampler.set_epoch(epoch)  # as training loops and their trainers do
+    got = []
+    for number, (indices, records) in enumerate(loader):
+        for index, record in zip(indices.tolist(), records):
+            got.append(index)
+            assert record.numpy().tobytes() == data[index * 8192 : index * 8192 + 8192], index
+        time.sleep(0.005)
+        if epoch == 0 and number == 20:
+            break  # a job that is broken off, and goes on with the next epoch
+    assert got == list(sampler)[: len(got)]
+    epochs.append(got)
+assert epochs[1] != epochs[2] and sorted(epochs[1]) != sorted(epochs[2]), "set_epoch did not reach the sampler"
+print(json.dumps(hints.facts()))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_two_ranks_with_workers_that_stay_and_an_epoch_set_through_the_loader(
+    pair: Pair, far: Callable[[str], str]
+) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    write(pair.data / "train.bin", 8 * MIB)
+    spoke = pair.spoke(far(pair.hub().address))
+    with ThreadPoolExecutor(2) as pool:
+        said = [
+            json.loads(text) for text in pool.map(lambda rank: job(RANK_JOB, pair.data, spoke.mountpoint, rank), "01")
+        ]
+    assert all(facts["errors"] == facts["refused_messages"] == 0 for facts in said), said
+    reads, plans = spoke.facts()["reads"], spoke.facts()["plans"]
+    assert reads["hit"] >= 0.97 * sum(reads[kind] for kind in ("hit", "late", "miss")), reads
+    assert plans["taken_steps"] >= 2 * 2 * 512
+    assert {plan["name"].split("-")[0] for plan in plans["active"]} == {"rank0", "rank1"}
 
 
 @pytest.mark.torch
@@ -245,6 +310,8 @@ def test_plan_files_that_cannot_be(pair: Pair) -> None:
         ("/etc/passwd 0 100\n", 2, "not below the mountpoint"),
         ("gone.bin 0 100\n", 1, "no file of the dataset"),
         ("f.bin 0 100\nf.bin 9999999 1\n", 0, "left out: 1 past-end"),
+        ("f.bin 0 99999999999\n", 0, "past-end"),
+        ("", 2, "no line of it names a read"),
         ("f.bin 0 1000\n" * 140_000, 1, "at most 131072"),
     ):
         plan.write_text(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,6 +48,9 @@ def test_a_plan_file_over_a_long_link(pair: Pair, far: Callable[..., str]) -> No
     assert said.stdout.startswith("2 files, ")
     assert "0 B cached" in said.stdout
     assert "it fits" in said.stdout
+    assert "no rate was measured yet" in said.stdout, (
+        "the names that came are no rate: 26 hours at 259 B/s were said here"
+    )
     assert received(spoke) < before + 20_000
     done = warm(spoke, "--plan", str(plan), "--quiet")
     assert done.returncode == 0, done.stderr
@@ -192,3 +196,104 @@ def test_pins_outlive_eviction_and_a_restart(pair: Pair) -> None:
     assert "pinned: 1 files" in run("spoke.cli", "unpin", str(spoke.mountpoint), "0").stdout
     assert run("spoke.cli", "unpin", str(spoke.mountpoint), "--all").stdout == "nothing is pinned\n"
     assert json.loads((pair.work_dir / "cache" / "pins" / "data.json").read_text())["paths"] == []
+
+
+def background(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "spoke.cli", "warm", *arguments, "--quiet"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_an_init_container_may_come_before_its_spoke_and_outlive_a_worker(pair: Pair, far: Callable[..., str]) -> None:
+    write(pair.data / "a", 8 * MIB)
+    mountpoint = str(pair.work_dir / "mnt")
+    at_once = run("spoke.cli", "warm", mountpoint, "--quiet")
+    assert (at_once.returncode, "no spoke" in at_once.stderr) == (2, True)
+    early = background(mountpoint, "--wait", "--rate", "20mbit")
+    assert early.stderr is not None
+    assert "waiting up to 600 s for the spoke" in early.stderr.readline()
+    spoke = pair.spoke(far(pair.hub().address))
+    eventually(lambda: received(spoke) > 2 * MIB)
+    os.kill(spoke.worker_pid(), signal.SIGKILL)
+    said, _ = early.communicate(timeout=40)
+    assert early.returncode == 0, said
+    assert "8388608 bytes cached and verified" in said
+    assert (spoke.mountpoint / "a").read_bytes() == (pair.data / "a").read_bytes()
+
+
+def test_what_the_last_job_read_is_there_on_an_empty_cache(pair: Pair) -> None:
+    for name in ("a", "b", "c"):
+        write(pair.data / name, 4 * MIB)
+    hub = pair.hub()
+    spoke = pair.spoke(hub.address)
+    none = warm(spoke, "--last")
+    assert (none.returncode, "no job has read anything" in none.stderr) == (2, True)
+    assert (spoke.mountpoint / "a").read_bytes() == (pair.data / "a").read_bytes()  # in order: nothing else learns that
+    with (spoke.mountpoint / "b").open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        os.pread(file.fileno(), 4096, 2 * MIB)
+    eventually(lambda: spoke.facts()["learned"]["last_job"]["files"] == 2)
+    assert spoke.terminate() == 0
+    for found in (pair.work_dir / "cache").iterdir():
+        if found.is_dir() and found.name not in ("orders", "names"):
+            shutil.rmtree(found)
+    spoke = pair.spoke(hub.address, extra=["--no-prefetch"])
+    done = warm(spoke, "--last", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert f"2 files, {4 * MIB + 65536} bytes cached and verified" in done.stdout
+    (pair.data / "b").unlink()
+    eventually(lambda: not (spoke.mountpoint / "b").exists())
+    assert "1 of its 2 files are gone" in warm(spoke, "--last", "--dry-run").stdout
+    assert run("spoke.cli", "plan", str(spoke.mountpoint), "reset").returncode == 0
+    assert warm(spoke, "--last").returncode == 2
+
+
+def test_files_that_change_while_they_are_warmed_are_warmed_as_they_are_then(
+    pair: Pair, far: Callable[..., str]
+) -> None:
+    (pair.data / "d").mkdir()
+    write(pair.data / "d" / "a", 8 * MIB)
+    write(pair.data / "d" / "b", 2 * MIB)
+    hub = pair.hub()
+    spoke = pair.spoke(far(hub.address))
+    changing = background(str(spoke.mountpoint), "d", "--rate", "20mbit")
+    eventually(lambda: received(spoke) > 3 * MIB)
+    write(pair.data / "new", 3 * MIB)
+    (pair.data / "new").rename(pair.data / "d" / "b")
+    (pair.data / "d" / "c").write_bytes(b"came late")
+    said, complaints = changing.communicate(timeout=40)
+    assert changing.returncode == 0, complaints
+    assert "files changed at the hub meanwhile" in said
+    hub.terminate()
+    for name in ("a", "b", "c"):
+        assert (spoke.mountpoint / "d" / name).read_bytes() == (pair.data / "d" / name).read_bytes()
+
+
+def test_a_plan_of_bytes_that_are_not_there_is_no_exit_code_0(pair: Pair) -> None:
+    write(pair.data / "a", MIB)
+    spoke = pair.spoke(pair.hub().address)
+    plan = pair.work_dir / "plan"
+    plan.write_text(f"a 0 4096\na {MIB} 4096\n")
+    refused = warm(spoke, "--plan", str(plan))
+    assert refused.returncode == 2
+    assert "1 of 1 files end before a read of them begins" in refused.stderr
+    link = pair.work_dir / "link"
+    link.symlink_to(spoke.mountpoint)
+    plan.write_text(f"\ufeff{link}/a 0 4096\r\n")
+    assert warm(spoke, "--plan", str(plan), "--quiet").returncode == 0
+    assert run("spoke.cli", "warm", str(link), f"{link}/a", "--quiet").returncode == 0
+
+
+def test_a_hub_that_starts_anew_ends_no_warm(pair: Pair, far: Callable[..., str]) -> None:
+    write(pair.data / "a", 8 * MIB)
+    hub = pair.hub()
+    spoke = pair.spoke(far(hub.address))
+    left = warm(spoke, "a", "--no-wait", "--rate", "20mbit")
+    assert left.returncode == 0
+    eventually(lambda: received(spoke) > 2 * MIB)
+    hub.kill()
+    eventually(lambda: not spoke.facts()["hub"]["connected"])
+    pair.hub(hub.port)
+    eventually(lambda: spoke.facts()["warm"][0]["state"] != "running", 30)
+    assert spoke.facts()["warm"][0]["state"] == "done"

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from names_support import directory, file, filled
 
+from common.entries import Change
 from spoke import hints
 from spoke.plans import Plans
 from spoke.prefetch.orders import Order
@@ -449,3 +450,122 @@ def test_a_fork_marks_steps_of_its_own(listener: Listener, root: Path, monkeypat
     now[0] += 2.0
     hints.step()
     assert [(message.name, message.from_step, len(message.marks)) for message in heard] == [(f"job-{pid + 1}", 0, 1)]
+
+
+class BatchSampler:
+    """As PyTorch's: a sampler inside, which loops and trainers reach for by ``loader.batch_sampler.sampler``."""
+
+    def __init__(self, sampler: Epochs, batch_size: int) -> None:
+        self.sampler = sampler
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        drawn = list(self.sampler)
+        return iter([drawn[at : at + self.batch_size] for at in range(0, len(drawn), self.batch_size)])
+
+
+def test_a_wrapped_batch_samplers_own_sampler_is_reached_through_it(root: Path, listener: Listener) -> None:
+    announced = hints.announce(BatchSampler(Epochs(40), 8), hints.records(root / "d/f", 4096))
+    announced.sampler.set_epoch(3)
+    assert [index for batch in announced for index in batch] == shuffled(40, 3)
+    assert listener.indices(4096) == shuffled(40, 3)
+
+
+def test_what_is_set_on_it_is_set_on_the_wrapped_one(root: Path, listener: Listener) -> None:
+    sampler = Epochs(40)
+    announced = hints.announce(sampler, hints.records(root / "d/f", 4096))
+    announced.epoch = 5
+    assert sampler.epoch == 5
+    assert list(announced) == shuffled(40, 5)
+    assert list(pickle.loads(pickle.dumps(announced))) == shuffled(40, 5)
+
+
+def test_a_batch_samplers_stateful_sampler_is_not_drawn_ahead(root: Path, listener: Listener) -> None:
+    class Stateful(Epochs):
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+    announced = hints.announce(BatchSampler(Stateful(40), 8), hints.records(root / "d/f", 4096))
+    assert [index for batch in announced for index in batch] == shuffled(40, 0)
+    assert listener.messages == 0
+
+
+def test_batches_may_be_arrays_and_ranges(root: Path, listener: Listener) -> None:
+    numpy = pytest.importorskip("numpy")
+    order = numpy.array(shuffled(40))
+    buffer = numpy.zeros(8, dtype=numpy.int64)
+
+    def filling_one_array() -> Iterator[Any]:
+        for at in range(0, 40, 8):
+            buffer[:] = order[at : at + 8]
+            yield buffer
+
+    got = [batch.tolist() for batch in hints.announce(filling_one_array(), hints.records(root / "d/f", 4096))]
+    assert [index for batch in got for index in batch] == order.tolist() == listener.indices(4096)
+    listener.orders_by_name.clear()
+    assert list(hints.announce([range(3), range(7, 9)], hints.records(root / "d/f", 4096))) == [range(3), range(7, 9)]
+    assert listener.indices(4096) == [0, 1, 2, 7, 8]
+
+
+def test_slices_of_a_memmap_begin_where_they_were_cut(root: Path, listener: Listener, tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    with (root / "d/f").open("wb") as file:
+        file.truncate(1 << 20)
+    whole = numpy.memmap(root / "d/f", dtype=numpy.uint16, mode="r", offset=64)
+    train = whole[1000:][500:]
+    assert list(hints.memmap([2], train, 2, 10)) == [2]
+    assert listener.steps() == [(b"d/f", 64 + 2 * 1500 + 2 * 20, 20)]
+    errors = hints.facts()["errors"]
+    for useless in (
+        whole[::2],
+        numpy.frombuffer(whole, dtype=numpy.uint16),
+        None,
+        SimpleNamespace(filename=None, offset=0),
+    ):
+        assert list(hints.memmap([2], useless, 2, 10)) == [2]
+    assert hints.facts()["errors"] == errors + 4
+
+
+def test_a_blend_of_megatron_datasets_on_and_off_the_mount(
+    root: Path, listener: Listener, tmp_path_factory: Any
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("local") / "b"
+    elsewhere.with_suffix(".bin").touch()
+    (root / "d/f.bin").touch()
+    listener.tree.apply(Change(listener.tree.revision + 1, b"d/f.bin", file(7, 1000)))
+    blend = SimpleNamespace(
+        datasets=[megatron_dataset(elsewhere), megatron_dataset(root / "d/f")],
+        dataset_index=[0, 1, 0, 1],
+        dataset_sample_index=[0, 0, 1, 1],
+    )
+    assert list(hints.megatron([0, 1, 2, 3], blend)) == [0, 1, 2, 3]
+    told = listener.steps()
+    listener.orders_by_name.clear()
+    assert list(hints.megatron([0, 1], blend.datasets[1])) == [0, 1]
+    assert told == listener.steps() != []
+    assert listener.plans.refused_total == {}
+
+
+def test_what_cannot_be_announced_is_warned_of_where_there_is_a_mount(
+    root: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hints, "_warned_of", set())
+    with caplog.at_level(logging.WARNING):
+        for mounts in ([], [b"/mnt"]):
+            monkeypatch.setattr(hints, "_mounts", lambda mounts=mounts: mounts)
+            for _ in range(3):
+                assert list(hints.megatron([1], object())) == [1]
+            assert len(caplog.records) == len(mounts)
+        for _ in range(2):
+            assert list(hints.announce(shuffled(5000), hints.table(root / "d/f", [0] * 4000, [1] * 4000)))
+    assert len(caplog.records) == 2
+    assert "IndexError" in caplog.records[1].message
+
+
+def test_a_range_longer_than_its_file_is_cut_and_costs_few_messages(root: Path, listener: Listener) -> None:
+    assert hints.declare(root / "d/g", [(0, 1 << 50)], name="long") == 1
+    assert len(listener.steps()) == 8
+    assert listener.messages <= 3
+    (plan,) = listener.plans.facts()["active"]
+    assert plan["complete"], "its end was said"
+    assert listener.plans.facts()["refused_messages"] == {} or listener.messages <= 3

@@ -59,7 +59,7 @@ def test_paths_name_whole_files() -> None:
 
 
 async def test_a_plan_file_names_ranges_and_a_whole_file_beside_it_wins(tmp_path: Path) -> None:
-    plan = lines(tmp_path / "p", "# a job\nd/a 0 10\n/m/d/a 8000 200\nd/b 99000 5000\nc 4096 4096\nc 1000000 5\n")
+    plan = lines(tmp_path / "p", "\ufeff# a job\r\nd/a 0 10\r\n/m/d/a 8000 200\nd/b 99000 5000\nc 4096 4096\n")
     selection = Selection()
     await selection.add_ranges(tree(), read_plan(plan, "/m", 0), "p")
     assert [wanted.runs for wanted in selection.files.values()] == [
@@ -86,6 +86,10 @@ async def test_around_widens_both_ways(tmp_path: Path) -> None:
         ("d/a 0 10\n/etc/passwd 0 10\n", "not below the mountpoint"),
         ("../x 0 10\n", "not below the mountpoint"),
         ("\n# nothing\n", "no line of it names a read"),
+        (
+            "d/a 0 10\nc 4096 1\nc 100000 5\n",
+            "1 of 2 files end before a read of them begins, the first is 'c': it has 100000 bytes",
+        ),
     ],
 )
 async def test_plans_that_cannot_be(tmp_path: Path, text: str, said: str) -> None:
@@ -133,3 +137,26 @@ def test_runs_hold_exactly_what_was_added(ranges: list[tuple[int, int]]) -> None
 @pytest.mark.parametrize(("given", "relative"), [("a/b", "a/b"), ("/m/a", "a"), ("/m", ""), (".", ""), ("a/../b", "b")])
 def test_below(given: str, relative: str) -> None:
     assert below("/m", given) == relative
+
+
+def test_symlinks_that_lead_to_the_mount_are_followed_and_those_in_it_are_not(tmp_path: Path) -> None:
+    mountpoint = tmp_path / "real" / "mnt"
+    mountpoint.mkdir(parents=True)
+    (mountpoint / "train").symlink_to("/etc")  # as a dataset may hold: never looked at
+    (tmp_path / "data").symlink_to("real/mnt")
+    (tmp_path / "far").symlink_to(tmp_path / "data")
+    (tmp_path / "round").symlink_to("round")
+    root = str(mountpoint)
+    assert below(root, str(tmp_path / "data/train/a")) == "train/a"
+    assert below(root, str(tmp_path / "far/b")) == "b"
+    assert below(root, str(tmp_path / "far")) == ""
+    assert below(root, str(tmp_path / "real/../data/b")) == "b"
+    for outside in ("round/a", "real/a", "far/../a", "nowhere/a"):
+        with pytest.raises(UsageError, match="not below the mountpoint"):
+            below(root, str(tmp_path / outside))
+
+
+async def test_a_plan_that_begins_with_a_byte_order_mark(tmp_path: Path) -> None:
+    selection = Selection()
+    await selection.add_ranges(tree(), read_plan(lines(tmp_path / "p", "\ufeffc 0 1\r\nempty 0 1\r\n"), "/m", 0), "p")
+    assert [wanted.path for wanted in selection.files.values()] == [b"c", b"empty"]
