@@ -34,8 +34,9 @@ from common.limits import CACHE_INODE_FLOOR_SHARE, CACHE_LENT_FILES_MAX, CACHE_S
 from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, stamp_of, stamps_at
 from spoke.cache.disk import Disk
-from spoke.cache.eviction import Awaited, EvictionPolicy, NextUse
+from spoke.cache.eviction import EvictionPolicy
 from spoke.cache.examine import Examined, Examiner
+from spoke.cache.foreseen import Foresight
 from spoke.cache.health import DiskHealth, Trouble, kind_of
 from spoke.cache.quota import (
     DIRECTORY_BYTES,
@@ -255,9 +256,9 @@ class Store:
         more; None when they go for another reason."""
         return self._reclaim.making_room
 
-    def foresee(self, next_use: NextUse | None, awaited: Awaited | None = None) -> None:
-        """Evict by what ``next_use`` tells of the future, while it is not None, and leave what is ``awaited`` of an extent."""
-        self._policy.next_use, self._policy.awaited = next_use, awaited
+    def foresee(self, foresight: Foresight | None) -> None:
+        """Evict by what is known of the future, while that is not None."""
+        self._policy.foresight = foresight
 
     def usage(self) -> Usage:
         return Usage(

@@ -40,7 +40,10 @@ class Run:
 
 
 class Item:
-    """A piece of a step, ``start_bytes`` to ``end_bytes``; of these, ``cost_bytes`` are fetched for it (whole blocks)."""
+    """A piece of a step, ``start_bytes`` to ``end_bytes``; of these, ``cost_bytes`` are fetched for it (whole blocks).
+
+    ``read_end_bytes``: where the kernel's READ for it ends, if that is further.
+    """
 
     __slots__ = (
         "cost_bytes",
@@ -48,6 +51,7 @@ class Item:
         "end_bytes",
         "file",
         "foretold_at_read",
+        "read_end_bytes",
         "position",
         "run",
         "start_bytes",
@@ -67,6 +71,7 @@ class Item:
         self.run = run
         self.state = state
         self.foretold_at_read = 0
+        self.read_end_bytes = end_bytes
 
 
 class Cursor:

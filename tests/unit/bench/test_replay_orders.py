@@ -11,6 +11,7 @@ from bench.replay.patterns import make
 from bench.replay.predictors import Planned
 from bench.replay.runs import Bench, world_for
 from bench.replay.simulator import Simulation
+from common.blocks import BlockRange
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.scorecard import Reason
 
@@ -49,12 +50,16 @@ def test_the_follower_foretells_each_read_and_the_cache_asks_it() -> None:
     planned, evictor = Planned(trace, world.capacity_bytes, orders=True), Ours(trace, world.capacity_bytes, 1)
     asked: list[bytes] = []
 
-    def next_use(version: bytes, extent: int) -> int | None:
-        asked.append(version)
-        return planned.planner.next_use(version, extent)
+    class Asked:
+        knows, uses, take_spent = planned.planner.knows, planned.planner.uses, planned.planner.take_spent
 
-    evictor.foresee(next_use)
-    outcome = Simulation(trace, world, evictor, planned).run()
+        def next_use(self, version: bytes, blocks: BlockRange) -> int | None:
+            asked.append(version)
+            return planned.planner.next_use(version, blocks)
+
+    simulation = Simulation(trace, world, evictor, planned)
+    evictor.foresee(Asked(), simulation.present)
+    outcome = simulation.run()
     (facts,) = planned.planner.orders()
     assert facts["reason"] == Reason.PLAN.value
     assert facts["matched_reads"] >= 0.99 * outcome.reads
