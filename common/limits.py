@@ -839,7 +839,7 @@ ORDER_CANDIDATES_MAX = 64
 ORDER_IDLE_READS = 512
 """Reads of an order's files after which a place that none of them was at is given up, its bytes wasted (64 more for each other place)."""
 
-ORDER_SPENT_PIECES_MAX = 65_536
+ORDER_USED_PIECES_MAX = 65_536
 """Pieces of at most 128 KiB that orders have used, until room is needed (about 300 B each). The oldest is forgotten: eviction then finds
 it by chance, as it finds others."""
 

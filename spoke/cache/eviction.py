@@ -43,8 +43,9 @@ _FRESH_MAX = 8192
 _BARREN_SHARE = 256  # after a search of everything in vain: the traffic, as a share of the capacity, until the next
 _FRESH_PER_CHOICE = 8
 _FORESEEN_SAMPLE = 4
-_FORESEEN_FEW = 256  # parts noted, below which each choice looks at extents; else one in so many does, at the cost of some 0.5 ms
-_FORESEEN_LOOK_SHARE = 1 / 16
+_FORESEEN_LOOKS = 8
+_FORESEEN_FEW = 256  # parts noted, below which each choice looks at extents; and so it does when it was told of no use for a while
+_FORESEEN_UNHEARD = 16
 _FORESEEN_FILES_SAMPLE = 16
 
 
@@ -157,9 +158,10 @@ class EvictionPolicy:
         self.foresight: Foresight | None = None
         self.present: Callable[[FileExtents, BlockRange], list[BlockRange]] = lambda _file, blocks: [blocks]
         self._by_version: dict[bytes, FileExtents] = {}
+        self._unheard = 0
         self._parts = Parts[FileExtents](
             self._by_version.get,
-            lambda file, blocks: self.present(file, blocks),
+            self._present_in,
             lambda file, extent: self._is_held(file, extent, False),
         )
         self._pool_files: list[FileExtents] = []
@@ -316,9 +318,8 @@ class EvictionPolicy:
         if not count:
             return None
         places = [int(self._dice.random() * count) for _ in range(min(count, _FORESEEN_SAMPLE))]
-        met = [(self._pool_files[place], self._pool_extents[place]) for place in places]
-        known = [(file, extent) for file, extent in met if foresight.knows(file.version)]
-        if self._dice.random() * len(met) < len(met) - len(known):
+        in_no_order = sum(not foresight.knows(self._pool_files[place].version) for place in places)
+        if self._dice.random() * len(places) < in_no_order:
             found = self._choose_by_past(whole_files, avoid=foresight)
             if found is not None:
                 return Victim(*found)
@@ -327,11 +328,26 @@ class EvictionPolicy:
         victim = self._parts.take_spent(foresight)
         if victim is not None:
             return victim
-        if len(self._parts) < _FORESEEN_FEW or self._dice.random() < _FORESEEN_LOOK_SHARE:
-            for file, extent in known:
-                if not self._is_held(file, extent, whole_files):
-                    self._parts.look(foresight, file, file.version, extent)
+        self._unheard = 0 if self._parts.heard else self._unheard + 1
+        if self._unheard > _FORESEEN_UNHEARD or len(self._parts) < min(count, _FORESEEN_FEW):
+            self._look_around(foresight)
         return self._parts.take_furthest(foresight, nearer_stay)
+
+    def _look_around(self, foresight: Foresight) -> None:
+        """Note when parts of some extents are used next: of some met by chance, and of the latest."""
+        count = len(self._pool_extents)
+        met = [int(self._dice.random() * count) for _ in range(min(count, _FORESEEN_LOOKS))]
+        found = [(self._pool_files[place], self._pool_extents[place]) for place in met]
+        for _ in range(min(_FRESH_PER_CHOICE, len(self._fresh))):
+            file, extent = self._fresh.popleft()
+            if file.places[extent] != _NOWHERE:
+                if foresight.knows(file.version):
+                    found.append((file, extent))
+                else:
+                    self._fresh.append((file, extent))
+        for file, extent in found:
+            if not self._is_held(file, extent, False):
+                self._parts.look(foresight, file, file.version, extent)
 
     def _choose_file(self, foresight: Foresight, nearer_stay: int) -> Victim[FileExtents] | None:
         """Of some extents met by chance the one whose soonest use is furthest away, where files go as a whole."""
@@ -415,6 +431,9 @@ class EvictionPolicy:
         if self._is_held(file, extent, whole_files):
             return False
         return not file.unread[extent] or age_ticks > self._capacity_ticks
+
+    def _present_in(self, file: FileExtents, blocks: BlockRange) -> list[BlockRange]:
+        return self.present(file, blocks) if file.places[blocks.first_block // EXTENT_BLOCKS] != _NOWHERE else []
 
     def _is_held(self, file: FileExtents, extent: int, whole_files: bool) -> bool:
         return bool(file.pins or extent in file.busy or (whole_files and file.busy))

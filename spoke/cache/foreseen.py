@@ -17,8 +17,8 @@ NEVER = 1 << 40
 """Steps until the next use of what is not used again; more is the same."""
 
 _PARTS_MAX = 8192
-_TRIES = 16
-_SPENT_LOOKS = 64
+_TRIES = 64
+_TOLD_MAX = 64
 
 FileT = TypeVar("FileT")
 
@@ -44,8 +44,12 @@ class Foresight(Protocol):
     def uses(self, version: bytes, extent_index: int) -> Sequence[Part] | None:
         """All blocks of an extent, in parts; None: it does not say."""
 
-    def take_spent(self) -> tuple[bytes, BlockRange] | None:
+    def take_used(self) -> tuple[bytes, BlockRange] | None:
         """(version, blocks of one extent) that were used, perhaps for the last time; each is given once. A whole extent: some of it."""
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps that were used so far, about: so that what was noted earlier can be compared with what is noted now."""
 
 
 class Victim(NamedTuple, Generic[FileT]):
@@ -71,18 +75,23 @@ class Parts(Generic[FileT]):
         self._find = find
         self._present = present
         self._is_held = is_held
-        # Steps, negative; a tie-break; by which look; what it is.
+        # Steps until it is used plus those taken before it was noted, negative; a tie-break; by which look; what it is.
         self._heap: list[tuple[int, int, int, FileT, bytes, int, BlockRange]] = []
         self._seen_at: dict[tuple[bytes, int], int] = {}
         """By which look the parts of an extent are as they were noted last."""
         self._serial = 0
         self._noted = 0
         self._postponed: dict[tuple[bytes, BlockRange], None] = {}
+        self.heard = False
+        """Something was told of with the last :meth:`take_spent`."""
 
     def take_spent(self, foresight: Foresight) -> Victim[FileT] | None:
         """What was used for the last time, the longest ago; None when nothing was that may go now. What is used again is noted."""
-        for _ in range(_SPENT_LOOKS):
-            found = foresight.take_spent() or next(iter(self._postponed), None)
+        self.heard = False
+        for _ in range(_TOLD_MAX):
+            found = foresight.take_used()
+            self.heard = self.heard or found is not None
+            found = found or next(iter(self._postponed), None)
             if found is None:
                 return None
             self._postponed.pop(found, None)
@@ -102,22 +111,24 @@ class Parts(Generic[FileT]):
                 continue
             if steps >= NEVER:
                 return Victim(file, extent, present)
-            self._note(steps, file, version, extent, present, self._seen_at.get((version, extent), 0))
+            due = steps + foresight.steps_taken
+            self._note(due, file, version, extent, present, self._seen_at.get((version, extent), 0))
         return None
 
     def look(self, foresight: Foresight, file: FileT, version: bytes, extent: int) -> None:
         """Take note of all parts of an extent as they are now."""
         self._serial += 1
         self._seen_at[version, extent] = self._serial
+        taken = foresight.steps_taken
         for part in foresight.uses(version, extent) or ():
-            self._note(part.steps, file, version, extent, self._present(file, part.blocks), self._serial)
+            self._note(part.steps + taken, file, version, extent, self._present(file, part.blocks), self._serial)
 
     def _note(
-        self, steps: int, file: FileT, version: bytes, extent: int, present: list[BlockRange], serial: int
+        self, due: int, file: FileT, version: bytes, extent: int, present: list[BlockRange], serial: int
     ) -> None:
         for blocks in present:
             self._noted += 1
-            heappush(self._heap, (-steps, self._noted, serial, file, version, extent, blocks))
+            heappush(self._heap, (-due, self._noted, serial, file, version, extent, blocks))
         if len(self._heap) > _PARTS_MAX:
             self._heap[:] = nsmallest(_PARTS_MAX // 2, self._heap)  # sorted, so a heap
             kept = {(entry[4], entry[5]) for entry in self._heap}
@@ -128,7 +139,7 @@ class Parts(Generic[FileT]):
 
     def take_furthest(self, foresight: Foresight, nearer_stay: int) -> Victim[FileT] | None:
         """The part used last as things stand now; None when nothing seen is used after ``nearer_stay`` steps."""
-        heap, tries = self._heap, 0
+        heap, tries, taken = self._heap, 0, foresight.steps_taken
         while heap:
             noted, _, serial, file, version, extent, blocks = heap[0]
             if self._seen_at.get((version, extent), 0) != serial:  # looked at again since
@@ -139,10 +150,10 @@ class Parts(Generic[FileT]):
             if steps is None or self._is_held(file, extent):
                 heappop(heap)
                 continue
-            if steps < -noted and tries < _TRIES:  # its reader has come nearer
+            if steps + taken < -noted and steps < NEVER and tries < _TRIES:  # its reader has come nearer
                 tries += 1
                 self._noted += 1
-                heapreplace(heap, (-steps, self._noted, serial, file, version, extent, blocks))
+                heapreplace(heap, (-steps - taken, self._noted, serial, file, version, extent, blocks))
                 continue
             if steps <= nearer_stay and steps < NEVER:
                 return None

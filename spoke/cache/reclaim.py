@@ -14,6 +14,7 @@ from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
 from common.limits import CACHE_EVICT_BATCH_BYTES, CACHE_EVICT_ROUNDS_MAX
 from spoke.cache.cached_file import CachedFile, free_space
 from spoke.cache.eviction import FileExtents
+from spoke.cache.foreseen import NEVER
 from spoke.cache.health import NoRoom, TroubleKind
 from spoke.cache.quota import FreeSpace, Ledger
 from spoke.cache.shelf import Shelf
@@ -77,6 +78,10 @@ class Reclaimer:
         foresight = self._shelf.policy.foresight
         steps = foresight.next_use(version, blocks) if foresight is not None and blocks is not None else None
         return -1 if steps is None else steps
+
+    def is_worthless(self, need_bytes: int, version: bytes, blocks: BlockRange) -> bool:
+        """To write these blocks something must go, and they are not used again, as far as orders tell: who wanted them has them."""
+        return self._ledger.excess_bytes(need_bytes) > 0 and self._next_use(version, blocks) >= NEVER
 
     def _short_of(self, need_inodes: int) -> TroubleKind | None:
         """What is lacking; None when the disk has given all the room the cache was to have."""

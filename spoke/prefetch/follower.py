@@ -20,7 +20,7 @@ from spoke.prefetch.cursor import PIECE_BYTES, Cursor, Item, Marks, Run, State
 from spoke.prefetch.gate import Gate
 from spoke.prefetch.kernel_pages import KernelPages
 from spoke.prefetch.lockon import Finder, Found
-from spoke.prefetch.next_use import NEVER, Spent, Use, pieces_of, steps_until, uses_of
+from spoke.prefetch.next_use import NEVER, Use, Used, pieces_of, steps_until, uses_of
 from spoke.prefetch.orders import Order, Reader, Reason
 from spoke.prefetch.predictions import Predictions
 from spoke.prefetch.recording import Recording
@@ -55,15 +55,15 @@ class Ahead(NamedTuple):
 class Follower:
     """``latency_s`` and ``cap_bytes`` come in with each read: from asking to having, and how far one place may run ahead.
 
-    ``unread_bytes``: of blocks of a version, those that were fetched ahead, came, and were not read. ``spent`` is told what was used
-    of an order that does not come again.
+    ``unread_bytes``: of blocks of a version, those that were fetched ahead, came, and were not read. ``used`` is told what was read of the
+    order, or will not be.
     """
 
     def __init__(
-        self, order: Order, unread_bytes: Callable[[bytes, BlockRange], int], spent: Spent = lambda _version, _blocks: None
+        self, order: Order, unread_bytes: Callable[[bytes, BlockRange], int], used: Used = lambda _version, _blocks: None
     ) -> None:
         self.order = order
-        self._spent = spent
+        self._used = used
         self._unread_bytes = unread_bytes
         self._is_learned = order.reason is Reason.LEARNED
         self._comes_again = self._is_learned and not isinstance(order, Recording)
@@ -86,6 +86,7 @@ class Follower:
         self._marks = Marks()
         self._shapes = Shapes(as_recorded=self._is_learned, is_mapped=order.reader is Reader.MAPPED)
         self._pages = KernelPages()
+        self._steps_before = 0
         self._finder = Finder(order, self._shapes)
         self._reads = 0
         self._files: dict[int, FileFacts] = {}
@@ -243,6 +244,11 @@ class Follower:
     @property
     def _knowing(self) -> list[Cursor]:
         return [cursor for cursor in self._cursors if cursor.matched_reads or self.order.reason is Reason.PLAN]
+
+    @property
+    def steps_taken(self) -> int:
+        """As far as its furthest reader is; what comes again counts from where it ended."""
+        return self._steps_before + max((cursor.front for cursor in self._cursors), default=0)
 
     def next_use(self, version: bytes, blocks: BlockRange) -> int | None:
         """Steps until one of the blocks is used, over all places followed; NEVER if not again; None: this order says nothing about it."""
@@ -442,18 +448,17 @@ class Follower:
         item.state = State.READ
         item.cursor.used_at_read = self._reads
         self._marks.set(item.cursor.lane, item.position, read=True)
-        self._is_spent(item)
+        self._tell_used(item)
 
-    def _is_spent(self, item: Item) -> None:
-        if not self._is_learned:
-            version = self._facts_of(item.file).version
-            if self._shapes.faults(item.file):  # READs of neighbours overlap
-                first, end = self._range(item)
-                for extent in range(first // EXTENT_BLOCKS, (end - 1) // EXTENT_BLOCKS + 1):
-                    self._spent(version, BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS))
-            else:
-                for blocks in pieces_of(item.start_bytes, item.end_bytes):
-                    self._spent(version, blocks)
+    def _tell_used(self, item: Item) -> None:
+        version = self._facts_of(item.file).version
+        if self._shapes.faults(item.file):  # READs of neighbours overlap
+            first, end = self._range(item)
+            for extent in range(first // EXTENT_BLOCKS, (end - 1) // EXTENT_BLOCKS + 1):
+                self._used(version, BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS))
+        else:
+            for blocks in pieces_of(item.start_bytes, item.end_bytes):
+                self._used(version, blocks)
 
     def _leave_behind(self, cursor: Cursor) -> None:
         """What lies further behind than readers are spread was not read; a while later it is forgotten."""
@@ -486,7 +491,7 @@ class Follower:
             self.wasted_bytes += item.cost_bytes
             self.gate.wasted(item.cost_bytes)
             item.state = State.EXPIRED
-            self._is_spent(item)
+            self._tell_used(item)
         elif item.state is State.SHADOW:
             item.cursor.ahead_bytes -= item.cost_bytes
             self.gate.wasted(item.cost_bytes)
@@ -534,7 +539,9 @@ class Follower:
             self._give_up(cursor)
 
     def _give_up(self, cursor: Cursor) -> None:
+        before = self.steps_taken
         self._cursors.remove(cursor)
+        self._steps_before += max(0, before - self.steps_taken)
         self._hungry.pop(id(cursor), None)
         self._hand_over(cursor)
         for item in cursor.items:

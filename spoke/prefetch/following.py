@@ -34,7 +34,7 @@ class Following:
         self._recordings: dict[str, Follower] = {}
         self._ids: dict[str, int] = {}
         self._last_id = 0
-        self._spent: dict[tuple[bytes, BlockRange], None] = {}
+        self._used_lately: dict[tuple[bytes, BlockRange], None] = {}
 
     def add(self, now_s: float, order: Order) -> None:
         if order.name in self._followers:
@@ -43,7 +43,7 @@ class Following:
             )
         if len(self._followers) >= limits.ORDERS_MAX_ACTIVE:
             raise PlanTooLong(f"{len(self._followers)} orders are followed, which is the limit: drop one first")
-        follower = self._followers[order.name] = Follower(order, self._ledger.unread_bytes, self._note_spent)
+        follower = self._followers[order.name] = Follower(order, self._ledger.unread_bytes, self._note_used)
         self._take_id(order.name)
         follower.start(now_s, self._declared_cap_bytes())
 
@@ -196,17 +196,22 @@ class Following:
         known = [uses for follower in self._all() if (uses := follower.uses(version, extent_index)) is not None]
         return parts_of(extent_index, (use for uses in known for use in uses)) if known else None
 
-    def _note_spent(self, version: bytes, blocks: BlockRange) -> None:
-        self._spent[version, blocks] = None
-        if len(self._spent) > limits.ORDER_SPENT_PIECES_MAX:
-            del self._spent[next(iter(self._spent))]
+    def _note_used(self, version: bytes, blocks: BlockRange) -> None:
+        self._used_lately[version, blocks] = None
+        if len(self._used_lately) > limits.ORDER_USED_PIECES_MAX:
+            del self._used_lately[next(iter(self._used_lately))]
 
-    def take_spent(self) -> tuple[bytes, BlockRange] | None:
+    @property
+    def steps_taken(self) -> int:
+        """By the order that is furthest."""
+        return max((follower.steps_taken for follower in self._all()), default=0)
+
+    def take_used(self) -> tuple[bytes, BlockRange] | None:
         """(version, blocks of one extent) that were used, perhaps for the last time, the longest ago first; each is given once."""
-        if not self._spent:
+        if not self._used_lately:
             return None
-        found = next(iter(self._spent))
-        del self._spent[found]
+        found = next(iter(self._used_lately))
+        del self._used_lately[found]
         return found
 
 

@@ -147,5 +147,5 @@ def pieces_of(start_bytes: int, end_bytes: int) -> Iterator[BlockRange]:
         first_block = cut_block
 
 
-Spent = Callable[[bytes, BlockRange], None]
+Used = Callable[[bytes, BlockRange], None]
 """Told (version, blocks of one extent) that an order has used; a whole extent where what was used is not known so well."""

@@ -156,9 +156,14 @@ class Planner:
         """All blocks of an extent, in runs with the steps until their next use; None: no order followed now says anything about it."""
         return self._following.uses(version, extent_index)
 
-    def take_spent(self) -> tuple[bytes, BlockRange] | None:
+    @property
+    def steps_taken(self) -> int:
+        """How far the orders were read, in steps, about."""
+        return self._following.steps_taken
+
+    def take_used(self) -> tuple[bytes, BlockRange] | None:
         """(version, blocks of one extent) that an order used, perhaps for the last time, the longest ago first."""
-        return self._following.take_spent()
+        return self._following.take_used()
 
     # --- events ------------------------------------------------------------------------------------------
 

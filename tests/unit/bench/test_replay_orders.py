@@ -51,7 +51,8 @@ def test_the_follower_foretells_each_read_and_the_cache_asks_it() -> None:
     asked: list[bytes] = []
 
     class Asked:
-        knows, uses, take_spent = planned.planner.knows, planned.planner.uses, planned.planner.take_spent
+        steps_taken = 0
+        knows, uses, take_used = planned.planner.knows, planned.planner.uses, planned.planner.take_used
 
         def next_use(self, version: bytes, blocks: BlockRange) -> int | None:
             asked.append(version)

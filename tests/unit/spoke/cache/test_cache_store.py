@@ -473,7 +473,9 @@ async def test_what_is_about_to_be_read_stays_while_other_extents_hold_what_was_
             extent = blocks.first_block // 256
             return min(use.steps for use in self.uses(version, extent) if intersection(use.blocks, blocks).block_count)
 
-        def take_spent(self) -> None:
+        steps_taken = 0
+
+        def take_used(self) -> None:
             return None
 
     store.foresee(Order())

@@ -55,10 +55,10 @@ class Cache:
         self.at = -1
         self.cached: set[int] = set()
         self.files: dict[int, FileExtents] = {}
-        self.uses: dict[int, list[int]] = defaultdict(list)
+        self.places_of: dict[int, list[int]] = defaultdict(list)
         self.known_from = known_from
         for at, number in enumerate(trace):
-            self.uses[number].append(at)
+            self.places_of[number].append(at)
         self.policy.foresight = self
         self.just_read: list[tuple[bytes, BlockRange]] = []
 
@@ -70,7 +70,11 @@ class Cache:
         steps = self.next_use(version, blocks)
         return None if steps is None else [Use(steps, blocks)]
 
-    def take_spent(self) -> tuple[bytes, BlockRange] | None:
+    @property
+    def steps_taken(self) -> int:
+        return self.at
+
+    def take_used(self) -> tuple[bytes, BlockRange] | None:
         return self.just_read.pop(0) if self.just_read else None
 
     def next_use(self, version: bytes, blocks: BlockRange) -> int | None:
@@ -78,7 +82,7 @@ class Cache:
         number = int.from_bytes(version, "big") * EXTENTS_PER_FILE + extent
         if number < self.known_from:
             return None
-        uses = self.uses[number]
+        uses = self.places_of[number]
         place = bisect_left(uses, self.at + 1)
         return uses[place] - self.at if place < len(uses) else NEVER
 
@@ -203,7 +207,6 @@ def test_what_is_used_sooner_makes_no_room_for_what_is_used_later() -> None:
     cache = Cache(list(range(4 * CAPACITY)))
     for number in range(CAPACITY):
         cache.fetch(number)
-    cache.at = 0
     assert cache.policy.choose(nearer_stay=2 * CAPACITY) is None
     victim = cache.policy.choose(nearer_stay=CAPACITY // 2)
     assert victim is not None
