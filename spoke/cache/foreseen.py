@@ -123,9 +123,7 @@ class Parts(Generic[FileT]):
         for part in foresight.uses(version, extent) or ():
             self._note(part.steps + taken, file, version, extent, self._present(file, part.blocks), self._serial)
 
-    def _note(
-        self, due: int, file: FileT, version: bytes, extent: int, present: list[BlockRange], serial: int
-    ) -> None:
+    def _note(self, due: int, file: FileT, version: bytes, extent: int, present: list[BlockRange], serial: int) -> None:
         for blocks in present:
             self._noted += 1
             heappush(self._heap, (-due, self._noted, serial, file, version, extent, blocks))

@@ -60,7 +60,10 @@ class Follower:
     """
 
     def __init__(
-        self, order: Order, unread_bytes: Callable[[bytes, BlockRange], int], used: Used = lambda _version, _blocks: None
+        self,
+        order: Order,
+        unread_bytes: Callable[[bytes, BlockRange], int],
+        used: Used = lambda _version, _blocks: None,
     ) -> None:
         self.order = order
         self._used = used
@@ -269,9 +272,7 @@ class Follower:
             return None
         extent = BlockRange(extent_index * EXTENT_BLOCKS, EXTENT_BLOCKS)
         file, start_bytes, end_bytes = self._around(version, extent)
-        found = uses_of(
-            self.order, self._knowing, self._marks, file, start_bytes, end_bytes, again=self._comes_again
-        )
+        found = uses_of(self.order, self._knowing, self._marks, file, start_bytes, end_bytes, again=self._comes_again)
         if found is None:
             steps = self.next_use(version, extent)
             return [] if steps is None else [Use(steps, extent)]

@@ -23,7 +23,13 @@ class Following:
     all together, ``declared_max_bytes``: all together in declared plans."""
 
     def __init__(
-        self, ledger: Ledger, latency: Latency, *, stream_max_bytes: int, windows_max_bytes: int, declared_max_bytes: int
+        self,
+        ledger: Ledger,
+        latency: Latency,
+        *,
+        stream_max_bytes: int,
+        windows_max_bytes: int,
+        declared_max_bytes: int,
     ) -> None:
         self._ledger = ledger
         self._latency = latency

@@ -3,7 +3,7 @@
 Linux reads a cache miss by ``read`` or ``pread`` as it is, unless more pages than were asked for are in its page cache just before it, by
 whatever came about: then it takes them for the trace of a stream and reads as many again, up to its readahead (mm/readahead.c,
 page_cache_sync_ra). In a shuffled epoch over records of 64 KiB that is one read in twelve, all epoch long: two records before it were read
-by then, the one behind it was not, and the reader waits for that too.
+by then, the one behind it was not, and the reader waits for that too. A read of a file's beginning is always taken so.
 """
 
 from __future__ import annotations
@@ -44,14 +44,18 @@ class KernelPages:
         if first == end:
             return end_bytes
         most, asked = readahead_bytes >> PAGE_SHIFT, end - first
-        if not first or asked >= most:
+        if asked >= most:
             return end_bytes
-        before = self._before(file, first, most)
-        if before <= asked:
-            return end_bytes
-        if before == first:  # from the beginning of the file on
-            before *= 2
-        last = first + min(before + asked, most)
+        if not first:  # get_init_ra_size
+            size = 1 << (asked - 1).bit_length()
+            last = size * 4 if size <= most // 32 else size * 2 if size <= most // 4 else most
+        else:
+            before = self._before(file, first, most)
+            if before <= asked:
+                return end_bytes
+            if before == first:  # from the beginning of the file on
+                before *= 2
+            last = first + min(before + asked, most)
         for page in range(end, last):
             if self._has(file, page):
                 last = page

@@ -14,7 +14,9 @@ NEVER = 1 << 40
 """Steps until the next use of what an order will not use again."""
 
 _USED_ALREADY_MAX = 8
-_USES_MAX = 1024  # of one extent, looked at one by one: records of 1 KiB; with more its soonest use stands for all of it
+_USES_MAX = (
+    1024  # of one extent, looked at one by one: records of 1 KiB; with more its soonest use stands for all of it
+)
 
 
 class Use(NamedTuple):
@@ -121,6 +123,8 @@ def _parts_of_disjoint(base: int, uses: Sequence[Use]) -> list[Use] | None:
     at, end = base, base + EXTENT_BLOCKS
     for steps, blocks in uses:
         first_block, end_block = max(base, blocks.first_block), min(end, blocks.end_block)
+        if first_block >= end_block:
+            continue
         if first_block < at:
             return None
         if first_block > at:

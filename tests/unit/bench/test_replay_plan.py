@@ -102,7 +102,9 @@ def with_context_readahead(records: Process) -> Process:
 def run_with_order(trace: Trace, order: Process) -> Outcome:
     """READs of the trace, by a spoke that was told another column of reads."""
     planned, evictor = Planned(trace, WORLD.capacity_bytes, orders=True), Ours(trace, WORLD.capacity_bytes, 1)
-    facts = [FileFacts(file.path, number.to_bytes(16, "big"), file.size_bytes) for number, file in enumerate(trace.files)]
+    facts = [
+        FileFacts(file.path, number.to_bytes(16, "big"), file.size_bytes) for number, file in enumerate(trace.files)
+    ]
     planned.declare({0: TraceOrder("plan", Reason.PLAN, facts, [order])})
     simulation = Simulation(trace, WORLD, evictor, planned)
     evictor.foresee(planned.planner, simulation.present)
