@@ -3,7 +3,8 @@
 A request takes half a round trip to the hub, waits there (demand before prefetch, each in order), crosses the link at its rate,
 and takes the other half. Blocks are fetched once however many wait (single flight); a prefetch somebody comes to wait for is
 promoted, half a round trip later. The cache holds so many bytes and evicts what its policy says: whole extents, or, by the spoke's own
-policy with orders, blocks of one. What arrives for a reader reaches him whether or not the cache keeps it. Hits cost the reader ``read_s`` and nothing else. Bytes are whole blocks.
+policy with orders, blocks of one. What arrives for a reader reaches him whether or not the cache keeps it. Hits cost the reader ``read_s``
+and nothing else. Bytes are whole blocks.
 """
 
 from __future__ import annotations

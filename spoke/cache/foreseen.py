@@ -19,6 +19,8 @@ NEVER = 1 << 40
 _PARTS_MAX = 8192
 _TRIES = 64
 _TOLD_MAX = 64
+_POSTPONED_MAX = 1024
+_HELD_MAX = 256
 
 FileT = TypeVar("FileT")
 
@@ -88,11 +90,15 @@ class Parts(Generic[FileT]):
     def take_spent(self, foresight: Foresight) -> Victim[FileT] | None:
         """What was used for the last time, the longest ago; None when nothing was that may go now. What is used again is noted."""
         self.heard = False
+        left = len(self._postponed)
         for _ in range(_TOLD_MAX):
             found = foresight.take_used()
-            self.heard = self.heard or found is not None
-            found = found or next(iter(self._postponed), None)
-            if found is None:
+            if found is not None:
+                self.heard = True
+            elif left:
+                left -= 1
+                found = next(iter(self._postponed))
+            else:
                 return None
             self._postponed.pop(found, None)
             version, blocks = found
@@ -101,6 +107,8 @@ class Parts(Generic[FileT]):
                 continue
             if self._is_held(file, extent):
                 self._postponed[found] = None
+                if len(self._postponed) > _POSTPONED_MAX:
+                    del self._postponed[next(iter(self._postponed))]
                 continue
             if blocks.block_count == EXTENT_BLOCKS:
                 self.look(foresight, file, version, extent)
@@ -127,7 +135,7 @@ class Parts(Generic[FileT]):
         for blocks in present:
             self._noted += 1
             heappush(self._heap, (-due, self._noted, serial, file, version, extent, blocks))
-        if len(self._heap) > _PARTS_MAX:
+        if len(self._heap) > _PARTS_MAX or len(self._seen_at) > 2 * _PARTS_MAX:
             self._heap[:] = nsmallest(_PARTS_MAX // 2, self._heap)  # sorted, so a heap
             kept = {(entry[4], entry[5]) for entry in self._heap}
             self._seen_at = {key: at for key, at in self._seen_at.items() if key in kept}
@@ -137,16 +145,30 @@ class Parts(Generic[FileT]):
 
     def take_furthest(self, foresight: Foresight, nearer_stay: int) -> Victim[FileT] | None:
         """The part used last as things stand now; None when nothing seen is used after ``nearer_stay`` steps."""
+        held: list[tuple[int, int, int, FileT, bytes, int, BlockRange]] = []
+        try:
+            return self._take_furthest(foresight, nearer_stay, held)
+        finally:
+            for entry in held:
+                heappush(self._heap, entry)
+
+    def _take_furthest(
+        self, foresight: Foresight, nearer_stay: int, held: list[tuple[int, int, int, FileT, bytes, int, BlockRange]]
+    ) -> Victim[FileT] | None:
+        """``held`` gets what may not go just now."""
         heap, tries, taken = self._heap, 0, foresight.steps_taken
-        while heap:
+        while heap and len(held) < _HELD_MAX:
             noted, _, serial, file, version, extent, blocks = heap[0]
             if self._seen_at.get((version, extent), 0) != serial:  # looked at again since
                 heappop(heap)
                 continue
             present = [] if self._find(version) is not file else self._present(file, blocks)
             steps = foresight.next_use(version, blocks) if present else None
-            if steps is None or self._is_held(file, extent):
+            if steps is None:
                 heappop(heap)
+                continue
+            if self._is_held(file, extent):
+                held.append(heappop(heap))
                 continue
             if steps + taken < -noted and steps < NEVER and tries < _TRIES:  # its reader has come nearer
                 tries += 1

@@ -16,7 +16,7 @@ from spoke.cache.cached_file import CachedFile, free_space
 from spoke.cache.eviction import FileExtents
 from spoke.cache.foreseen import NEVER
 from spoke.cache.health import NoRoom, TroubleKind
-from spoke.cache.quota import FreeSpace, Ledger
+from spoke.cache.quota import WRITE_OVERHEAD_BYTES, FreeSpace, Ledger
 from spoke.cache.shelf import Shelf
 
 _BATCHES_OF_CAPACITY = 64
@@ -74,13 +74,14 @@ class Reclaimer:
         )
 
     def _next_use(self, version: bytes, blocks: BlockRange | None) -> int:
-        """Steps until these blocks are used, -1 where nobody knows."""
-        foresight = self._shelf.policy.foresight
+        """Steps until these blocks are used, -1 where nobody knows, or they are to be kept in any case."""
+        foresight = self._shelf.policy.foresight if version not in self._shelf.pins else None
         steps = foresight.next_use(version, blocks) if foresight is not None and blocks is not None else None
         return -1 if steps is None else steps
 
-    def is_worthless(self, need_bytes: int, version: bytes, blocks: BlockRange) -> bool:
+    def is_worthless(self, version: bytes, blocks: BlockRange) -> bool:
         """To write these blocks something must go, and they are not used again, as far as orders tell: who wanted them has them."""
+        need_bytes = blocks.block_count * BLOCK_BYTES + WRITE_OVERHEAD_BYTES
         return self._ledger.excess_bytes(need_bytes) > 0 and self._next_use(version, blocks) >= NEVER
 
     def _short_of(self, need_inodes: int) -> TroubleKind | None:

@@ -438,6 +438,10 @@ class Store:
 
     # --- writing -----------------------------------------------------------------------------------------
 
+    def is_worthless(self, version: bytes, blocks: BlockRange) -> bool:
+        """The cache is full, and orders tell that these blocks were used for the last time: to write them helps nobody."""
+        return self._reclaim.is_worthless(version, blocks)
+
     async def write(
         self,
         version: bytes,

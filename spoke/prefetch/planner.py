@@ -14,8 +14,8 @@ from common import limits
 from common.blocks import BLOCK_BYTES, BlockRange, count_blocks
 from spoke.prefetch.chains import FileFacts, NextFile
 from spoke.prefetch.following import Following
-from spoke.prefetch.next_use import Use
 from spoke.prefetch.guesses import Guesses
+from spoke.prefetch.next_use import Use
 from spoke.prefetch.orders import Order
 from spoke.prefetch.recording import Recording
 from spoke.prefetch.scorecard import Ledger, Scorecard

@@ -1,4 +1,4 @@
-"""A declared plan over data of four times the cache, in simulated time: the link is kept full, and what leaves the cache is what Belady lets go."""
+"""A declared plan over four times the cache, in simulated time: the link is kept full, and Belady would let the same bytes go."""
 
 from __future__ import annotations
 
