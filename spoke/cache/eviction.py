@@ -333,7 +333,13 @@ class EvictionPolicy:
         self._unheard = 0 if self._parts.heard else self._unheard + 1
         if self._unheard > _FORESEEN_UNHEARD or len(self._parts) < min(count, _FORESEEN_FEW):
             self._look_around(foresight)
-        return self._parts.take_furthest(foresight, nearer_stay)
+        victim = self._parts.take_furthest(foresight, nearer_stay)
+        for _ in range(_SAMPLE_ROUNDS):
+            if victim is not None:
+                break
+            self._look_around(foresight)
+            victim = self._parts.take_furthest(foresight, nearer_stay)
+        return victim
 
     def _look_around(self, foresight: Foresight) -> None:
         """Note when parts of some extents are used next: of some met by chance, and of the latest."""

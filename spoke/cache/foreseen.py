@@ -119,6 +119,12 @@ class Parts(Generic[FileT]):
                 continue
             if steps >= NEVER:
                 return Victim(file, extent, present)
+            ends = (blocks.first_block, blocks.end_block - 1)
+            if any(
+                foresight.next_use(version, BlockRange(at, 1)) != steps for at in ends
+            ):  # used again in part, as by page faults
+                self.look(foresight, file, version, extent)
+                continue
             due = steps + foresight.steps_taken
             self._note(due, file, version, extent, present, self._seen_at.get((version, extent), 0))
         return None

@@ -42,7 +42,7 @@ class Run:
 class Item:
     """A piece of a step, ``start_bytes`` to ``end_bytes``; of these, ``cost_bytes`` are fetched for it (whole blocks).
 
-    ``read_end_bytes``: where the kernel's READ for it ends, if that is further.
+    ``read_end_bytes``: where what is fetched for it ends. ``beyond_bytes``: where a model of the kernel says that its READ ends.
     """
 
     __slots__ = (
@@ -53,6 +53,7 @@ class Item:
         "foretold_at_read",
         "position",
         "read_end_bytes",
+        "beyond_bytes",
         "run",
         "start_bytes",
         "state",
@@ -72,6 +73,7 @@ class Item:
         self.state = state
         self.foretold_at_read = 0
         self.read_end_bytes = end_bytes
+        self.beyond_bytes = end_bytes
 
 
 class Cursor:

@@ -43,6 +43,7 @@ _QUIET_MAX_BYTES = 4 * EXTENT_BYTES
 _WRAP_SHARE = 4
 _GONE_SHARE = 8
 _WRAP_BYTES_SHARE = 24
+_BEYOND_VOTES_MAX = 8
 
 
 class Ahead(NamedTuple):
@@ -89,6 +90,9 @@ class Follower:
         self._marks = Marks()
         self._shapes = Shapes(as_recorded=self._is_learned, is_mapped=order.reader is Reader.MAPPED)
         self._pages = KernelPages()
+        self._beyond_votes = (
+            0  # whether READs go on beyond steps as the model says: not with O_DIRECT or POSIX_FADV_RANDOM
+        )
         self._steps_before = 0
         self._finder = Finder(order, self._shapes)
         self._reads = 0
@@ -165,6 +169,9 @@ class Follower:
             if not self._reads % _VAIN_EVERY:
                 self._drop_idle()
             return None if found is None else 0
+        if seed.beyond_bytes > seed.end_bytes and start_bytes == seed.start_bytes & ~4095:
+            vote = 1 if end_bytes >= seed.beyond_bytes else -1
+            self._beyond_votes = max(-_BEYOND_VOTES_MAX, min(_BEYOND_VOTES_MAX, self._beyond_votes + vote))
         cursor = seed.cursor
         cursor.seen_at_read = self._reads
         cursor.matched_reads += 1
@@ -617,7 +624,9 @@ class Follower:
         item = Item(cursor, position, step.file, start_bytes, end_bytes, 0, run, state)
         if not self._is_learned and not self._shapes.faults(step.file):
             readahead_bytes = self._shapes.fault_bytes(step.file)
-            item.read_end_bytes = self._pages.read_end_bytes(step.file, start_bytes, end_bytes, readahead_bytes)
+            item.beyond_bytes = self._pages.read_end_bytes(step.file, start_bytes, end_bytes, readahead_bytes)
+            if self._beyond_votes >= 0:
+                item.read_end_bytes = item.beyond_bytes
             self._pages.add(step.file, start_bytes, item.read_end_bytes)
         first, end = self._blocks_of(step.file, start_bytes, end_bytes)
         item.cost_bytes = (end - first) * BLOCK_BYTES
