@@ -46,6 +46,7 @@ class Item:
     """
 
     __slots__ = (
+        "beyond_bytes",
         "cost_bytes",
         "cursor",
         "end_bytes",
@@ -53,7 +54,6 @@ class Item:
         "foretold_at_read",
         "position",
         "read_end_bytes",
-        "beyond_bytes",
         "run",
         "start_bytes",
         "state",

@@ -424,9 +424,21 @@ class Follower:
         return begins_in_it and abs(item.position - cursor.front) <= cursor.spread + _TOGETHER_STEPS
 
     def _cover(self, hits: list[Item], start_bytes: int, end_bytes: int, seed: Item | None) -> None:
-        """Predictions that a READ fulfilled as well: the neighbours of ``seed``, and those whose bytes it holds."""
+        """Predictions that a READ fulfilled as well: the neighbours of ``seed``, and those whose bytes it holds.
+
+        Of steps that read the same bytes again, as of a shard that is drawn twice, only one: the others are still to come.
+        """
+        nearest: dict[tuple[int, int], Item] = {}
+        if len(hits) > 1:
+            for item in hits:
+                place = item.start_bytes, item.end_bytes
+                known = nearest.get(place)
+                if known is None or (item is not known and self._is_nearer(item, known, seed)):
+                    nearest[place] = item
         for item in hits:
             if item.state is State.READ:
+                continue
+            if nearest.get((item.start_bytes, item.end_bytes), item) is not item:
                 continue
             if (
                 seed is not None
@@ -437,6 +449,12 @@ class Follower:
                 item.cursor.moved_to(item.position)
             elif item.start_bytes >= start_bytes and item.end_bytes <= end_bytes:
                 self._consume(item)
+
+    @staticmethod
+    def _is_nearer(item: Item, other: Item, seed: Item | None) -> bool:
+        if item is seed or other is seed:
+            return item is seed
+        return abs(item.position - item.cursor.front) < abs(other.position - other.cursor.front)
 
     def _consume(self, item: Item) -> None:
         cost_bytes = item.cost_bytes
