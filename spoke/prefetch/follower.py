@@ -440,6 +440,9 @@ class Follower:
                 continue
             if nearest.get((item.start_bytes, item.end_bytes), item) is not item:
                 continue
+            held_bytes = min(item.end_bytes, end_bytes) - max(item.start_bytes, start_bytes)
+            if 2 * held_bytes < item.end_bytes - item.start_bytes:
+                continue  # a page that both have: its own READ is still to come
             if (
                 seed is not None
                 and item.cursor is seed.cursor
