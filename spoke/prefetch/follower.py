@@ -440,9 +440,9 @@ class Follower:
                 continue
             if nearest.get((item.start_bytes, item.end_bytes), item) is not item:
                 continue
-            held_bytes = min(item.end_bytes, end_bytes) - max(item.start_bytes, start_bytes)
-            if 2 * held_bytes < item.end_bytes - item.start_bytes:
-                continue  # a page that both have: its own READ is still to come
+            is_held = start_bytes <= item.start_bytes & ~4095 and item.end_bytes <= end_bytes
+            if not is_held and not self._is_learned and (seed is None or item.run is not seed.run):
+                continue  # it shares some pages with the READ, and no more: its own is still to come
             if (
                 seed is not None
                 and item.cursor is seed.cursor

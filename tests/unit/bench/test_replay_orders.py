@@ -66,3 +66,12 @@ def test_the_follower_foretells_each_read_and_the_cache_asks_it() -> None:
     assert facts["matched_reads"] >= 0.99 * outcome.reads
     assert outcome.evicted_bytes > 0
     assert asked
+
+
+@pytest.mark.parametrize("pattern", ["webdataset-resampled", "mds", "nanogpt"])
+def test_what_is_known_is_there_though_neighbours_and_other_workers_read_the_same(pattern: str) -> None:
+    """Shards drawn twice, samples that share a page, faults that overlap: a READ uses up its own step and no other."""
+    trace = make(pattern, Scale(data_bytes=256 * MIB, reads=2500)).at_load(62.5e6)
+    report = Bench(trace, world_for(trace, 0.06, 125e6, 0.25), 1).run("orders")
+    assert report.miss_share <= 0.01
+    assert report.wasted_bytes <= 0.01 * report.wan_bytes
