@@ -44,10 +44,8 @@ _BARREN_SHARE = 256  # after a search of everything in vain: the traffic, as a s
 _FRESH_PER_CHOICE = 8
 _FORESEEN_SAMPLE = 4
 _FORESEEN_LOOKS = 8
-_FORESEEN_FEW = (
-    256  # parts noted, below which each choice looks at extents; and so it does when it was told of no use for a while
-)
-_FORESEEN_UNHEARD = 16
+_FORESEEN_FEW = 256  # parts noted, below which each choice looks at extents
+_FORESEEN_UNHEARD = 16  # choices without word of a use, after which each does
 _FORESEEN_FILES_SAMPLE = 16
 
 
