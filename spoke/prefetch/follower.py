@@ -293,7 +293,7 @@ class Follower:
     def _awaited(self, file: int, start_bytes: int, end_bytes: int) -> list[Use]:
         """What it fetched ahead of a reader, or found to be there, and nobody has read since: also of a step that was read in part."""
         uses: list[Use] = []
-        start_bytes = max(0, start_bytes - self._shapes.fault_bytes(file))  # from where a READ may go on into these bytes
+        start_bytes = max(0, start_bytes - self._shapes.fault_bytes(file))  # a READ may go on into these bytes
         for item in self._predictions.touched(file, start_bytes, end_bytes):
             if item.state is State.ASKED:
                 first, end = self._range(item)
