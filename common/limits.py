@@ -694,8 +694,8 @@ PREFETCH_WINDOWS_CACHE_SHARE = 4
 """One part in so many of the cache is for all windows together, where that is less: what is evicted unread was fetched in vain."""
 
 PREFETCH_DECLARED_CACHE_SHARE = 0.75
-"""The part of the cache that may lie ahead of the readers of declared plans, in flight or waiting to be read: what was read of a plan is
-not used again and leaves first, so that hardly anything else need stay. The rest is for what is just being read and written. The plan waits."""
+"""The part of the cache that may lie ahead of the readers of declared plans, in flight or waiting to be read: what was read of a plan
+is not used again and leaves first, so that hardly anything else need stay. The rest is for what is just being read and written. Wait."""
 
 PREFETCH_OUTSTANDING_MIN_BYTES = 16 * 1024 * 1024
 """In flight whatever the link was measured at: a low measure may be our own doing. 16 MiB / 60 ms is above 1 Gbit/s."""
