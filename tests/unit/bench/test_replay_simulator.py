@@ -172,7 +172,7 @@ def test_clock_gives_a_second_chance() -> None:
     clock.touch(1, 1)
     assert clock.choose() == (2, 0)
     clock.gone(2)
-    assert clock.choose() == 3
+    assert clock.choose() == (3, 0)
 
 
 def test_kernel_readahead_doubles_up_to_its_maximum() -> None:
