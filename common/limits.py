@@ -704,6 +704,10 @@ PREFETCH_WINDOWS_MAX_BYTES = 512 * 1024 * 1024
 PREFETCH_WINDOWS_CACHE_SHARE = 4
 """One part in so many of the cache is for all windows together, where that is less: what is evicted unread was fetched in vain."""
 
+PREFETCH_DECLARED_CACHE_SHARE = 0.75
+"""The part of the cache that may lie ahead of the readers of declared plans, in flight or waiting to be read: what was read of a plan
+is not used again and leaves first, so that hardly anything else need stay. The rest is for what is just being read and written. Wait."""
+
 PREFETCH_OUTSTANDING_MIN_BYTES = 16 * 1024 * 1024
 """In flight whatever the link was measured at: a low measure may be our own doing. 16 MiB / 60 ms is above 1 Gbit/s."""
 
@@ -845,6 +849,13 @@ ORDER_CANDIDATES_MAX = 64
 
 ORDER_IDLE_READS = 512
 """Reads of an order's files after which a place that none of them was at is given up, its bytes wasted (64 more for each other place)."""
+
+ORDER_USED_PIECES_MAX = 65_536
+"""Pieces of at most 128 KiB that orders have used, until room is needed (about 300 B each). The oldest is forgotten: eviction then finds
+it by chance, as it finds others."""
+
+ORDER_PAGE_GROUPS_MAX = 65_536
+"""MiB of an order's files of whose pages it is known that the kernel read them (about 200 B each). Those read longest ago are forgotten."""
 
 ORDER_FILES_KNOWN_MAX = 16_384
 """Files of an order whose names and numbers are kept at hand (about 400 B each). Forgotten all, and looked up again."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from common.blocks import EXTENT_BYTES, BlockRange
 from common.errors import OrderError
-from spoke.cache.eviction import Awaited, NextUse
+from spoke.cache.foreseen import Foresight
 from spoke.fetcher import Fetcher
 from spoke.hub_client.client import HubClient
 from spoke.last_job import LastJob
@@ -47,8 +47,8 @@ class Ahead:
         self._client: HubClient | None = None
         self.last_job: LastJob | None = None
         """Told of each read, if it is there."""
-        self.foresee: Callable[[NextUse | None, Awaited | None], None] | None = None
-        """Told how to ask for the next use of an extent, while orders are followed (for eviction)."""
+        self.foresee: Callable[[Foresight | None], None] | None = None
+        """Told whom to ask for what is used next, while orders are followed (for eviction)."""
         self.read_ahead = ReadAhead(
             read_ahead_kib, planner.is_foretold if planner is not None else lambda _version: False
         )
@@ -138,10 +138,7 @@ class Ahead:
 
     def _orders_changed(self) -> None:
         if self.foresee is not None and self._planner is not None:
-            if self._planner.has_orders:
-                self.foresee(self._planner.next_use, self._planner.awaited)
-            else:
-                self.foresee(None, None)
+            self.foresee(self._planner if self._planner.has_orders else None)
         self._pump()
 
     # --- arrivals ----------------------------------------------------------------------------------------

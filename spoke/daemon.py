@@ -521,6 +521,9 @@ def _planner(next_file: NextFile, capacity_bytes: int, recorder: OrderRecorder |
         next_file,
         stream_max_bytes=min(limits.PREFETCH_STREAM_MAX_BYTES, capacity_bytes // 8),
         windows_max_bytes=min(limits.PREFETCH_WINDOWS_MAX_BYTES, capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE),
+        declared_max_bytes=min(
+            limits.PREFETCH_WINDOWS_MAX_BYTES, int(capacity_bytes * limits.PREFETCH_DECLARED_CACHE_SHARE)
+        ),
         recorder=recorder,
     )
 

@@ -147,7 +147,8 @@ class Fetcher:
             for gap in gaps:
                 joined_all = False
                 for part in self._client.spread(gap):
-                    flight = Flight(version, size_bytes, part, prefetched=priority is Priority.PREFETCH)
+                    ahead = priority is Priority.PREFETCH
+                    flight = Flight(version, size_bytes, part, prefetched=ahead, to_keep=ahead)
                     flight.join(want)
                     self._launch(flight, priority, deadline_s)
         return joined_all
@@ -158,7 +159,8 @@ class Fetcher:
         for missing in self._store.missing(version, size_bytes, blocks):
             for gap in self._flights.plan(version, missing)[1]:
                 asked_bytes += byte_length(gap, size_bytes)
-                self._launch(Flight(version, size_bytes, gap, prefetched=True), Priority.PREFETCH, None, why)
+                flight = Flight(version, size_bytes, gap, prefetched=True, to_keep=not why)
+                self._launch(flight, Priority.PREFETCH, None, why)
         return asked_bytes
 
     def flight_of(self, version: bytes, blocks: BlockRange) -> Flight | None:
@@ -178,6 +180,7 @@ class Fetcher:
     def _join(self, flight: Flight, want: Want, priority: Priority, deadline_s: float | None) -> None:
         if flight in self._kept:
             self._kept.move_to_end(flight)
+        flight.to_keep = flight.to_keep or priority is Priority.PREFETCH
         flight.join(want)
         if priority is Priority.DEMAND and flight.request is not None:
             if flight.prefetched:
@@ -395,6 +398,11 @@ class Fetcher:
     async def _write(self, run: list[Flight]) -> None:
         """Write flights that lie one after another; each for itself when they cannot be written together."""
         first = run[0]
+        blocks = BlockRange(first.blocks.first_block, sum(flight.blocks.block_count for flight in run))
+        if not any(flight.to_keep for flight in run) and self._store.is_worthless(first.version, blocks):
+            for flight in run:
+                self._flights.remove(flight)
+            return
         landed = sorted((piece for flight in run for piece in flight.landed), key=lambda piece: piece.blocks)
         try:
             await self._store.write_run(

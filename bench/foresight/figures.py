@@ -47,6 +47,16 @@ def hits(run: Mapping[str, Any], since: str = "before") -> float | None:
     return hit_rate(difference(run[since], run["after"]))
 
 
+def misses(run: Mapping[str, Any], since: str = "before") -> float:
+    """Share of the READs for which nothing had been asked."""
+    gained = difference(run[since], run["after"])
+    reads = {
+        result: gained.get(f'headrace_spoke_reads_total{{result="{result}"}}', 0.0)
+        for result in ("hit", "late", "miss")
+    }
+    return reads["miss"] / max(1.0, sum(reads.values()))
+
+
 def fetched_bytes(run: Mapping[str, Any]) -> float:
     """From the hub, before compression."""
     return difference(run["before"], run["after"]).get(FETCHED, 0.0)

@@ -16,9 +16,9 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from bench.megatron_data import gpt_dataset, one_process
 
@@ -70,6 +70,16 @@ class Records:
         return zlib.crc32(os.pread(self._file, self._record_bytes, start_bytes))
 
 
+class Order(list[int]):
+    """Of the records; notes when a loader first asks for it, which is after it has started its workers."""
+
+    asked_at_s: ClassVar[float] = 0.0
+
+    def __iter__(self) -> Iterator[int]:
+        Order.asked_at_s = Order.asked_at_s or time.monotonic()
+        return super().__iter__()
+
+
 def records_loader(asked: Asked) -> Iterable[Any]:
     from torch.utils.data import DataLoader
 
@@ -77,7 +87,7 @@ def records_loader(asked: Asked) -> Iterable[Any]:
 
     path = os.path.join(asked.root, "records.bin")
     records = Records(path, asked.record_bytes, asked.access)
-    order = list(range(len(records)))
+    order = Order(range(len(records)))
     if asked.shuffle_seed:
         random.Random(asked.shuffle_seed).shuffle(order)
     sampler: Any = order
@@ -156,7 +166,8 @@ def run_batches(asked: Asked) -> dict[str, Any]:
         last_s = time.monotonic()
         if number == asked.batches:
             break
-    return {"batch_s": batch_s, "wait_s": wait_s, "took_s": last_s - began_s, "digest": digest.hexdigest(),
+    order_s = max(0.0, Order.asked_at_s - began_s)
+    return {"batch_s": batch_s, "wait_s": wait_s, "order_s": order_s, "took_s": last_s - began_s, "digest": digest.hexdigest(),
             "before": before, "marked": marked or before, "settled": settled or marked or before, "after": scrape(asked)}  # fmt: skip
 
 

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Protocol
 
 from bench.replay.trace import Trace
-from common.blocks import EXTENT_BYTES
+from common.blocks import EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
 from common.errors import UsageError
-from spoke.cache.eviction import EvictionPolicy, FileExtents, NextUse
+from spoke.cache.eviction import EvictionPolicy, FileExtents
+from spoke.cache.foreseen import Foresight
 
 FILE_SHIFT = 32
 EXTENT_MASK = (1 << FILE_SHIFT) - 1
 """An extent is named by one number: index of its file, shifted, and its index in the file."""
+
+
+def bits_of(blocks: BlockRange) -> int:
+    """A bit for each of these blocks of one extent."""
+    return ((1 << blocks.block_count) - 1) << blocks.first_block % EXTENT_BLOCKS
+
+
+def runs(mask: int) -> list[tuple[int, int]]:
+    """(first bit, count) of each run of set bits."""
+    found = []
+    while mask:
+        first = (mask & -mask).bit_length() - 1
+        rest = mask >> first
+        count = (~rest & -~rest).bit_length() - 1
+        found.append((first, count))
+        mask &= ~(((1 << count) - 1) << first)
+    return found
 
 
 class Evictor(Protocol):
@@ -24,8 +42,11 @@ class Evictor(Protocol):
     def wrote(self, extent: int, length_bytes: int) -> None: ...
     def touch(self, extent: int, length_bytes: int) -> None: ...
     def gone(self, extent: int) -> None: ...
-    def choose(self) -> int | None:
-        """The next victim; None when none may go. ``gone`` follows."""
+    def choose(self, newest: int = 0, mask: int = 0) -> tuple[int, int] | None:
+        """The next victim: (extent, bits of its blocks, 0 for all); None when none may go. ``gone`` follows when all went.
+
+        Room is made for ``newest``, blocks ``mask``.
+        """
 
 
 class Ours:
@@ -59,13 +80,31 @@ class Ours:
     def gone(self, extent: int) -> None:
         self._policy.gone(self._file(extent >> FILE_SHIFT), extent & EXTENT_MASK)
 
-    def foresee(self, next_use: NextUse) -> None:
-        """Choose by what orders tell of the future."""
-        self._policy.next_use = next_use
+    def foresee(self, foresight: Foresight, held: Mapping[int, int]) -> None:
+        """Choose by what orders tell of the future. ``held``: bits of the blocks that are here, of each extent."""
 
-    def choose(self) -> int | None:
-        found = self._policy.choose()
-        return None if found is None else self._numbers[found[0].version] << FILE_SHIFT | found[1]
+        def present(file: FileExtents, blocks: BlockRange) -> list[BlockRange]:
+            number, base = self._numbers[file.version], blocks.first_block // EXTENT_BLOCKS
+            mask = held.get(number << FILE_SHIFT | base, 0) & bits_of(blocks)
+            return [BlockRange(base * EXTENT_BLOCKS + first, count) for first, count in runs(mask)]
+
+        self._policy.foresight, self._policy.present = foresight, present
+
+    def choose(self, newest: int = 0, mask: int = 0) -> tuple[int, int] | None:
+        policy, nearer_stay = self._policy, -1
+        if policy.foresight is not None and mask:
+            version, base = self._file(newest >> FILE_SHIFT).version, (newest & EXTENT_MASK) * EXTENT_BLOCKS
+            known = [
+                steps
+                for first, count in runs(mask)
+                if (steps := policy.foresight.next_use(version, BlockRange(base + first, count))) is not None
+            ]
+            nearer_stay = min(known, default=-1)
+        found = policy.choose(nearer_stay=nearer_stay)
+        if found is None:
+            return None
+        bits = sum(bits_of(blocks) for blocks in found.blocks or ())
+        return self._numbers[found.file.version] << FILE_SHIFT | found.extent, bits
 
 
 class LeastRecent:
@@ -85,8 +124,9 @@ class LeastRecent:
     def gone(self, extent: int) -> None:
         self._order.pop(extent, None)
 
-    def choose(self) -> int | None:
-        return next(iter(self._order), None)
+    def choose(self, newest: int = 0, mask: int = 0) -> tuple[int, int] | None:
+        oldest = next(iter(self._order), None)
+        return None if oldest is None else (oldest, 0)
 
 
 class Clock:
@@ -107,11 +147,11 @@ class Clock:
     def gone(self, extent: int) -> None:
         self._ring.pop(extent, None)
 
-    def choose(self) -> int | None:
+    def choose(self, newest: int = 0, mask: int = 0) -> tuple[int, int] | None:
         while self._ring:
             extent, used = next(iter(self._ring.items()))
             if not used:
-                return extent
+                return extent, 0
             self._ring[extent] = False
             self._ring.move_to_end(extent)
         return None
@@ -138,9 +178,9 @@ class Belady:
     def gone(self, extent: int) -> None:
         self._present.discard(extent)
 
-    def choose(self) -> int | None:
+    def choose(self, newest: int = 0, mask: int = 0) -> tuple[int, int] | None:
         furthest = self.furthest()
-        return None if furthest is None else furthest[1]
+        return None if furthest is None else (furthest[1], 0)
 
     def furthest(self) -> tuple[int, int] | None:
         """(place of its next use, extent)."""

@@ -17,6 +17,7 @@ from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from common.errors import UsageError
 from common.units import parse_size
+from spoke.prefetch.orders import Order
 from spoke.prefetch.planner import Fetch, FileFacts, Planner, ReadSeen
 
 PREDICTORS = ("none", "kernel", "window", "perceptron", "planner", "orders", "oracle")
@@ -116,11 +117,23 @@ class Planned(_Base):
         windows_max_bytes = min(
             limits.PREFETCH_WINDOWS_MAX_BYTES, capacity_bytes // limits.PREFETCH_WINDOWS_CACHE_SHARE
         )
-        self.planner = Planner(after.get, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes)
+        declared_max_bytes = min(
+            limits.PREFETCH_WINDOWS_MAX_BYTES, int(capacity_bytes * limits.PREFETCH_DECLARED_CACHE_SHARE)
+        )
+        self.planner = Planner(
+            after.get,
+            stream_max_bytes=stream_max_bytes,
+            windows_max_bytes=windows_max_bytes,
+            declared_max_bytes=declared_max_bytes,
+        )
         self.read_ns: array[int] | None = array("Q") if timed else None
         self.arrival_ns: array[int] | None = array("Q") if timed else None
         self._undeclared = orders_of(trace, self._facts) if orders else {}
         self.knows_orders = orders
+
+    def declare(self, orders: dict[int, Order]) -> None:
+        """Be told these orders, one a phase, instead of the READs as they come."""
+        self._undeclared = orders
 
     def opened(self, now_s: float, handle: int, task: int, file: int) -> None:
         self.planner.opened(now_s, handle, self._facts[file], task)

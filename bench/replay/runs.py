@@ -88,12 +88,13 @@ class Bench:
         belady = evictor if isinstance(evictor, Belady) else None
         capacity_bytes = self.world.capacity_bytes
         predictor = make_predictor(predictor_name, self.trace, capacity_bytes, future, belady, timed=timed)
-        if isinstance(predictor, Planned) and predictor.knows_orders and isinstance(evictor, Ours):
-            evictor.foresee(predictor.planner.next_use)
         on_read = futures[0].consumed if futures else None
+        simulation = Simulation(self.trace, self.world, evictor, predictor, on_read=on_read)
+        if isinstance(predictor, Planned) and predictor.knows_orders and isinstance(evictor, Ours):
+            evictor.foresee(predictor.planner, simulation.present)
         gc.disable()  # a million READs make as many objects, and hardly a cycle
         try:
-            outcome = Simulation(self.trace, self.world, evictor, predictor, on_read=on_read).run()
+            outcome = simulation.run()
         finally:
             gc.enable()
         report = self._report(policy, outcome)

@@ -2,8 +2,9 @@
 
 A request takes half a round trip to the hub, waits there (demand before prefetch, each in order), crosses the link at its rate,
 and takes the other half. Blocks are fetched once however many wait (single flight); a prefetch somebody comes to wait for is
-promoted, half a round trip later. The cache holds so many bytes and evicts whole extents. What arrives for a reader reaches
-him whether or not the cache keeps it. Hits cost the reader ``read_s`` and nothing else. Bytes are whole blocks.
+promoted, half a round trip later. The cache holds so many bytes and evicts what its policy says: whole extents, or, by the spoke's own
+policy with orders, blocks of one. What arrives for a reader reaches him whether or not the cache keeps it. Hits cost the reader ``read_s``
+and nothing else. Bytes are whole blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bench.replay.evictors import EXTENT_MASK, FILE_SHIFT, Evictor
+from bench.replay.evictors import EXTENT_MASK, FILE_SHIFT, Evictor, runs
 from bench.replay.trace import CLOSE, NOWAIT, OPEN, Process, Trace
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
 
@@ -543,7 +544,7 @@ class Simulation:
         assert self.world is not None
         assert self._evictor is not None
         while self.used_bytes > self.world.capacity_bytes:
-            victim = self._evictor.choose()
+            victim = self._evictor.choose(newest, mask)
             if victim is None:  # all that is here is to be kept: what came goes by
                 left = self.present[newest] & ~mask
                 self.used_bytes -= mask.bit_count() * BLOCK_BYTES
@@ -553,22 +554,26 @@ class Simulation:
                     del self.present[newest]
                     self._evictor.gone(newest)
                 return
-            self.evict(victim)
+            self.evict(*victim)
 
-    def evict(self, extent: int) -> None:
-        """Let an extent go."""
+    def evict(self, extent: int, mask: int = 0) -> None:
+        """Let blocks of an extent go (0: all)."""
         assert self._evictor is not None
-        mask = self.present.pop(extent)
+        held = self.present[extent]
+        mask = mask & held if mask else held
         size_bytes = mask.bit_count() * BLOCK_BYTES
         self.used_bytes -= size_bytes
         self.outcome.evicted_bytes += size_bytes
-        self._evictor.gone(extent)
+        if mask == held:
+            del self.present[extent]
+            self._evictor.gone(extent)
+        else:
+            self.present[extent] = held & ~mask
         self._note_waste(extent, mask)
         if self.predictor is not None:
-            first = (extent & EXTENT_MASK) << _EXTENT_SHIFT
-            file = extent >> FILE_SHIFT
-            blocks = BlockRange(first, min(EXTENT_BLOCKS, self._ends[file] - first))
-            self.predictor.evicted(file, blocks)
+            base, file = (extent & EXTENT_MASK) << _EXTENT_SHIFT, extent >> FILE_SHIFT
+            for first, count in runs(mask):
+                self.predictor.evicted(file, BlockRange(base + first, count))
 
     def _note_waste(self, extent: int, mask: int) -> None:
         unread = self._unread.get(extent)
@@ -589,15 +594,3 @@ def split(file: int, first_block: int, last_block: int) -> list[tuple[int, int]]
         parts.append((file << FILE_SHIFT | first_block >> _EXTENT_SHIFT, ONES[count] << bit))
         first_block += count
     return parts
-
-
-def runs(mask: int) -> list[tuple[int, int]]:
-    """(first bit, count) of each run of set bits."""
-    found = []
-    while mask:
-        first = (mask & -mask).bit_length() - 1
-        rest = mask >> first
-        count = (~rest & -~rest).bit_length() - 1
-        found.append((first, count))
-        mask &= ~(ONES[count] << first)
-    return found

@@ -8,8 +8,8 @@ uses are observed to lie further apart than that (``ReuseDistances``), else data
 own kept subset. Extents used a moment ago are spared (the rest of the extent is about to be read), and so are
 extents fetched ahead and not yet read, up to half the capacity.
 
-When orders tell what will be read (``next_use``), what they will use furthest in the future goes first, and before it what they
-will not use again; files in no order keep the rule above, and give way in proportion to the room they take.
+When orders tell what will be read (``foresight``), what they will use furthest in the future goes first, and before it what they
+will not use again, block by block; files in no order keep the rule above, and give way in proportion to the room they take.
 
 Time is traffic: the larger of bytes read and bytes written so far, in ticks of one extent (1 MiB).
 """
@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
-from common.blocks import EXTENT_BYTES, BlockRange
+from common.blocks import EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
 from common.digest import version_seed
 from common.limits import CACHE_EVICT_SAMPLE, CACHE_GHOSTS_MAX, CACHE_WANTED_MAX
+from spoke.cache.foreseen import Foresight, Parts, Victim
 
 _TICK_SHIFT = EXTENT_BYTES.bit_length() - 1
 _MASK_32 = (1 << 32) - 1
@@ -41,16 +42,11 @@ _CANDIDATES_MAX = (
 _FRESH_MAX = 8192
 _BARREN_SHARE = 256  # after a search of everything in vain: the traffic, as a share of the capacity, until the next
 _FRESH_PER_CHOICE = 8
-_FORESEEN_SAMPLE = 16
-_FORESEEN_MAX = 64
-_FORESEEN_TRIES = 16
-
-NextUse = Callable[[bytes, int], int | None]
-"""(version, extent) -> steps until its next use, very many for "never again"; None: in no order."""
-
-
-Awaited = Callable[[bytes, int], Sequence[BlockRange]]
-"""(version, extent) -> its blocks that are about to be read, as far as orders tell."""
+_FORESEEN_SAMPLE = 4
+_FORESEEN_LOOKS = 8
+_FORESEEN_FEW = 256  # parts noted, below which each choice looks at extents
+_FORESEEN_UNHEARD = 16  # choices without word of a use, after which each does
+_FORESEEN_FILES_SAMPLE = 16
 
 
 def extent_rank(seed: int, extent: int) -> int:
@@ -64,7 +60,7 @@ def extent_rank(seed: int, extent: int) -> int:
 class FileExtents:
     """What eviction knows of one file. ``busy``: extents with a write or a punch under way; ``pins``: reasons to keep the file."""
 
-    __slots__ = ("busy", "pins", "places", "seed", "ticks", "unread", "version")
+    __slots__ = ("busy", "in_pool", "pins", "places", "seed", "ticks", "unread", "version")
 
     def __init__(self, version: bytes, extent_count: int) -> None:
         self.version = version
@@ -74,6 +70,7 @@ class FileExtents:
         self.unread = bytearray(extent_count)
         self.busy: dict[int, int] = {}
         self.pins = 0
+        self.in_pool = 0
 
     def hold(self, extent: int) -> None:
         self.busy[extent] = self.busy.get(extent, 0) + 1
@@ -152,18 +149,21 @@ class _Ghosts:
 class EvictionPolicy:
     """All cached extents, what is known of their use, and the choice of the next victim.
 
-    ``next_use``: set while orders are followed; None: nothing is known of the future. ``awaited``: what whoever evicts an extent
-    should leave of it. ``spared``: extents that are not chosen now, until whoever evicts takes them out again.
+    ``foresight``: set while orders are followed; None: nothing is known of the future. ``present``: those of some blocks of a file that
+    are cached, set by who has them (default: all).
     """
 
     def __init__(self, dice: Random, capacity_bytes: int) -> None:
         self._dice = dice
-        self.next_use: NextUse | None = None
-        self.awaited: Awaited | None = None
-        self.spared: set[tuple[bytes, int]] = set()
-        self._foreseen: list[tuple[int, int, FileExtents, int]] = []  # steps until used, least first; a tie-break
-        self._foreseen_keys: set[tuple[bytes, int]] = set()
-        self._foreseen_serial = 0
+        self.foresight: Foresight | None = None
+        self.present: Callable[[FileExtents, BlockRange], list[BlockRange]] = lambda _file, blocks: [blocks]
+        self._by_version: dict[bytes, FileExtents] = {}
+        self._unheard = 0
+        self._parts = Parts[FileExtents](
+            self._by_version.get,
+            self._present_in,
+            lambda file, extent: self._is_held(file, extent, False),
+        )
         self._pool_files: list[FileExtents] = []
         self._pool_extents = array("I")
         self._reuse = ReuseDistances()
@@ -252,29 +252,37 @@ class EvictionPolicy:
             last_file.places[last_extent] = place
         file.places[extent] = _NOWHERE
         file.ticks[extent] = 0
+        file.in_pool -= 1
+        if not file.in_pool and self._by_version.get(file.version) is file:
+            del self._by_version[file.version]
 
     def stale_after_ticks(self) -> float:
         """The age beyond which an extent counts as no longer used by anybody."""
         self._reuse.fade(self.now_tick, self._capacity_ticks)
         return max(_STALE_CAPACITIES * self._capacity_ticks, self._reuse.longest_ticks())
 
-    def choose(self, whole_files: bool = False) -> tuple[FileExtents, int] | None:
-        """The next victim, or None when everything is pinned, busy or fetched ahead.
+    def choose(self, whole_files: bool = False, nearer_stay: int = -1) -> Victim[FileExtents] | None:
+        """The next victim, or None when everything is pinned, busy, fetched ahead, or used sooner than what it would go for.
 
-        ``whole_files``: only extents of files without anything under way (the victim's file goes as a whole).
+        ``whole_files``: only extents of files without anything under way (the victim's file goes as a whole). ``nearer_stay``: steps
+        until that is used for which room is made: what is used by then stays.
         """
-        if self.next_use is not None:
-            victim = self._choose_by_next_use(self.next_use, whole_files)
+        foresight = self.foresight
+        if foresight is not None:
+            victim = self._choose_by_next_use(foresight, whole_files, nearer_stay)
             if victim is not None:
                 return victim
-        return self._choose_by_past(whole_files)
+        found = self._choose_by_past(whole_files)
+        if found is None or (foresight is not None and nearer_stay >= 0 and foresight.knows(found[0].version)):
+            return None
+        return Victim(*found)
 
-    def _choose_by_past(self, whole_files: bool, avoid: NextUse | None = None) -> tuple[FileExtents, int] | None:
-        """``avoid``: only extents that this knows no next use of."""
+    def _choose_by_past(self, whole_files: bool, avoid: Foresight | None = None) -> tuple[FileExtents, int] | None:
+        """``avoid``: only extents of versions that this knows nothing of."""
         if avoid is not None:
             for _ in range(_SAMPLE_ROUNDS):
                 victim = self._sampled(self.stale_after_ticks(), whole_files)
-                if victim is None or avoid(victim[0].version, victim[1]) is None:
+                if victim is None or not avoid.knows(victim[0].version):
                     return victim
             return None
         count = len(self._pool_extents)
@@ -299,60 +307,65 @@ class EvictionPolicy:
 
     # --- with foresight ----------------------------------------------------------------------------------
 
-    def _choose_by_next_use(self, oracle: NextUse, whole_files: bool) -> tuple[FileExtents, int] | None:
-        """Of a sample, and the furthest found before: the one used last. None when nothing in any order may go."""
+    def _choose_by_next_use(
+        self, foresight: Foresight, whole_files: bool, nearer_stay: int
+    ) -> Victim[FileExtents] | None:
+        """What orders do not use again, or use last; None when nothing in any order may go.
+
+        Files in no order give way as well, as often as one of them is met among some extents looked at by chance.
+        """
         count = len(self._pool_extents)
         if not count:
             return None
         places = [int(self._dice.random() * count) for _ in range(min(count, _FORESEEN_SAMPLE))]
-        seen = [(self._pool_files[place], self._pool_extents[place]) for place in places]
-        in_no_order = sum(not self._foresee(oracle, file, extent, whole_files) for file, extent in seen)
+        in_no_order = sum(not foresight.knows(self._pool_files[place].version) for place in places)
+        if self._dice.random() * len(places) < in_no_order:
+            found = self._choose_by_past(whole_files, avoid=foresight)
+            if found is not None:
+                return Victim(*found)
+        if whole_files:
+            return self._choose_file(foresight, nearer_stay)
+        victim = self._parts.take_spent(foresight)
+        if victim is not None:
+            return victim
+        self._unheard = 0 if self._parts.heard else self._unheard + 1
+        if self._unheard > _FORESEEN_UNHEARD or len(self._parts) < min(count, _FORESEEN_FEW):
+            self._look_around(foresight)
+        victim = self._parts.take_furthest(foresight, nearer_stay)
+        for _ in range(_SAMPLE_ROUNDS):
+            if victim is not None:
+                break
+            self._look_around(foresight)
+            victim = self._parts.take_furthest(foresight, nearer_stay)
+        return victim
+
+    def _look_around(self, foresight: Foresight) -> None:
+        """Note when parts of some extents are used next: of some met by chance, and of the latest."""
+        count = len(self._pool_extents)
+        met = [int(self._dice.random() * count) for _ in range(min(count, _FORESEEN_LOOKS))]
+        found = [(self._pool_files[place], self._pool_extents[place]) for place in met]
         for _ in range(min(_FRESH_PER_CHOICE, len(self._fresh))):
             file, extent = self._fresh.popleft()
-            if file.places[extent] != _NOWHERE and not self._foresee(oracle, file, extent, whole_files):
-                self._fresh.append((file, extent))
-        if in_no_order and self._dice.random() * len(seen) < in_no_order:
-            victim = self._choose_by_past(whole_files, avoid=oracle)
-            if victim is not None:
-                return victim
-        return self._take_furthest(oracle, whole_files)
+            if file.places[extent] != _NOWHERE:
+                if foresight.knows(file.version):
+                    found.append((file, extent))
+                else:
+                    self._fresh.append((file, extent))
+        for file, extent in found:
+            if not self._is_held(file, extent, False):
+                self._parts.look(foresight, file, file.version, extent)
 
-    def _foresee(self, oracle: NextUse, file: FileExtents, extent: int, whole_files: bool) -> bool:
-        """Note when an extent is used next; False if it is in no order."""
-        key = file.version, extent
-        if key in self._foreseen_keys:
-            return True
-        steps = oracle(file.version, extent)
-        if steps is None:
-            return False
-        if not self._is_held(file, extent, whole_files):
-            self._note_next_use(steps, file, extent)
-        return True
-
-    def _note_next_use(self, steps: int, file: FileExtents, extent: int) -> None:
-        self._foreseen_serial += 1
-        insort(self._foreseen, (steps, self._foreseen_serial, file, extent))
-        self._foreseen_keys.add((file.version, extent))
-        if len(self._foreseen) > _FORESEEN_MAX:
-            _, _, nearest, dropped = self._foreseen.pop(0)
-            self._foreseen_keys.discard((nearest.version, dropped))
-
-    def _take_furthest(self, oracle: NextUse, whole_files: bool) -> tuple[FileExtents, int] | None:
-        """The extent used last, as things stand now: what was noted grows old while readers go on, and is asked for again."""
-        for tried in range(_FORESEEN_MAX + _FORESEEN_TRIES):
-            if not self._foreseen:
-                return None
-            _, _, file, extent = self._foreseen.pop()
-            self._foreseen_keys.discard((file.version, extent))
-            if file.places[extent] == _NOWHERE or self._is_held(file, extent, whole_files):
-                continue
-            steps = oracle(file.version, extent)
-            if steps is None:
-                continue
-            if tried >= _FORESEEN_TRIES or not self._foreseen or steps >= self._foreseen[-1][0]:
-                return file, extent
-            self._note_next_use(steps, file, extent)
-        return None
+    def _choose_file(self, foresight: Foresight, nearer_stay: int) -> Victim[FileExtents] | None:
+        """Of some extents met by chance the one whose soonest use is furthest away, where files go as a whole."""
+        count = len(self._pool_extents)
+        best: Victim[FileExtents] | None = None
+        furthest = nearer_stay
+        for place in {int(self._dice.random() * count) for _ in range(_FORESEEN_FILES_SAMPLE)}:
+            file, extent = self._pool_files[place], self._pool_extents[place]
+            steps = foresight.next_use(file.version, BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS))
+            if steps is not None and steps > furthest and not self._is_held(file, extent, True):
+                best, furthest = Victim(file, extent), steps
+        return best
 
     def freed(self) -> None:
         """Something pinned or busy no longer is: worth looking everywhere again."""
@@ -425,13 +438,16 @@ class EvictionPolicy:
             return False
         return not file.unread[extent] or age_ticks > self._capacity_ticks
 
+    def _present_in(self, file: FileExtents, blocks: BlockRange) -> list[BlockRange]:
+        return self.present(file, blocks) if file.places[blocks.first_block // EXTENT_BLOCKS] != _NOWHERE else []
+
     def _is_held(self, file: FileExtents, extent: int, whole_files: bool) -> bool:
-        if file.pins or extent in file.busy or (whole_files and file.busy):
-            return True
-        return bool(self.spared) and (file.version, extent) in self.spared
+        return bool(file.pins or extent in file.busy or (whole_files and file.busy))
 
     def _enter(self, file: FileExtents, extent: int) -> None:
         file.places[extent] = len(self._pool_extents)
+        file.in_pool += 1
+        self._by_version[file.version] = file
         self._pool_files.append(file)
         self._pool_extents.append(extent)
 

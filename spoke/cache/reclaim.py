@@ -9,28 +9,19 @@ import asyncio
 import errno
 from collections.abc import Callable
 from random import Random
-from typing import NamedTuple
 
-from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, subtract
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
 from common.limits import CACHE_EVICT_BATCH_BYTES, CACHE_EVICT_ROUNDS_MAX
 from spoke.cache.cached_file import CachedFile, free_space
 from spoke.cache.eviction import FileExtents
+from spoke.cache.foreseen import NEVER
 from spoke.cache.health import NoRoom, TroubleKind
-from spoke.cache.quota import FreeSpace, Ledger
+from spoke.cache.quota import WRITE_OVERHEAD_BYTES, FreeSpace, Ledger
 from spoke.cache.shelf import Shelf
 
 _BATCHES_OF_CAPACITY = 64
 _NEW_FILE_INODES = 3
-_SPARED_MAX = 64  # extents of which nothing may go that a batch passes over, before what is about to be read goes
 OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-
-class _Leaving(NamedTuple):
-    """Of a file, what an eviction takes; ``leaving_bytes`` of it are present."""
-
-    file: CachedFile
-    spans: list[BlockRange]
-    leaving_bytes: int
 
 
 class Reclaimer:
@@ -42,6 +33,7 @@ class Reclaimer:
         self._lock = asyncio.Lock()
         self._released = asyncio.Event()
         self._condemned: list[CachedFile] = []
+        shelf.policy.present = self._present
         self.evicted_bytes_total = 0
         self.making_room: tuple[bytes, bool] | None = None
         """While something is evicted: the version it goes for (empty: the disk's limit), and whether no name has the victim any more."""
@@ -55,14 +47,20 @@ class Reclaimer:
         self._ledger.look(space, used_before_bytes)
         self._shelf.policy.set_capacity(self._ledger.capacity_bytes)
 
-    async def reserve(self, need_bytes: int, need_inodes: int, version: bytes = b"") -> None:
-        """Set ``need_bytes`` aside for blocks of ``version``, evicting until they fit. Raises NoRoom when they cannot."""
+    async def reserve(
+        self, need_bytes: int, need_inodes: int, version: bytes = b"", blocks: BlockRange | None = None
+    ) -> None:
+        """Set ``need_bytes`` aside for ``blocks`` of ``version``, evicting until they fit. Raises NoRoom when they cannot.
+
+        What is read sooner than these blocks does not make room for them, as far as orders tell.
+        """
         for _ in range(CACHE_EVICT_ROUNDS_MAX):
             async with self._lock:
                 if self._ledger.excess_bytes(need_bytes) <= 0 and self._ledger.excess_inodes(need_inodes) <= 0:
                     self._ledger.reserve(need_bytes, need_inodes)
                     return
-                if await self._evict_batch(self._ledger.excess_bytes(need_bytes), need_inodes, version):
+                nearer_stay = self._next_use(version, blocks)
+                if await self._evict_batch(self._ledger.excess_bytes(need_bytes), need_inodes, version, nearer_stay):
                     continue
                 if not self._ledger.reserved_bytes:
                     break
@@ -74,6 +72,17 @@ class Reclaimer:
             f"no room for {need_bytes} bytes: {self._ledger.used_bytes} of {self._ledger.capacity_bytes} bytes are used, "
             "and what is cached is pinned, in use or about to be read",
         )
+
+    def _next_use(self, version: bytes, blocks: BlockRange | None) -> int:
+        """Steps until these blocks are used, -1 where nobody knows, or they are to be kept in any case."""
+        foresight = self._shelf.policy.foresight if version not in self._shelf.pins else None
+        steps = foresight.next_use(version, blocks) if foresight is not None and blocks is not None else None
+        return -1 if steps is None else steps
+
+    def is_worthless(self, version: bytes, blocks: BlockRange) -> bool:
+        """To write these blocks something must go, and they are not used again, as far as orders tell: who wanted them has them."""
+        need_bytes = blocks.block_count * BLOCK_BYTES + WRITE_OVERHEAD_BYTES
+        return self._ledger.excess_bytes(need_bytes) > 0 and self._next_use(version, blocks) >= NEVER
 
     def _short_of(self, need_inodes: int) -> TroubleKind | None:
         """What is lacking; None when the disk has given all the room the cache was to have."""
@@ -126,7 +135,9 @@ class Reclaimer:
                 self._condemned.append(file)
         return len(self._condemned)
 
-    async def _evict_batch(self, excess_bytes: int, need_inodes: int, version: bytes = b"") -> bool:
+    async def _evict_batch(
+        self, excess_bytes: int, need_inodes: int, version: bytes = b"", nearer_stay: int = -1
+    ) -> bool:
         """Free about ``excess_bytes``, at least a batch's slack, at most a few MiB. False when there was nothing to free."""
         batch_bytes = min(CACHE_EVICT_BATCH_BYTES, self._ledger.capacity_bytes // _BATCHES_OF_CAPACITY)
         want_bytes = min(max(excess_bytes, 0) + batch_bytes, max(excess_bytes, CACHE_EVICT_BATCH_BYTES))
@@ -145,11 +156,10 @@ class Reclaimer:
                 freed_bytes += victim.charged_bytes
                 jobs.add(self._shelf.remove(victim))
             else:
-                evicted_bytes = self._evict_one(whole_files, jobs)
+                evicted_bytes = self._evict_one(whole_files, jobs, nearer_stay)
                 if evicted_bytes is None:
                     break
                 freed_bytes += evicted_bytes
-        self._shelf.policy.spared.clear()
         self.making_room = None
         self.evicted_bytes_total += freed_bytes
         if jobs:
@@ -167,49 +177,36 @@ class Reclaimer:
                 return file
         return None
 
-    def _evict_one(self, whole_file: bool, jobs: set[asyncio.Task[None]]) -> int | None:
+    def _evict_one(self, whole_file: bool, jobs: set[asyncio.Task[None]], nearer_stay: int) -> int | None:
         """Free the policy's choice; its bytes, or None when there is none."""
         shelf = self._shelf
         # Files not asked for since the start come into the choice one by one, and all of them before we give up.
         self._load_one()
-        choice = shelf.policy.choose(whole_file)
+        choice = shelf.policy.choose(whole_file, nearer_stay)
         while choice is None and shelf.unloaded:
             self._load_one()
-            choice = shelf.policy.choose(whole_file)
+            choice = shelf.policy.choose(whole_file, nearer_stay)
         if choice is None:
             return None
         if whole_file:
-            file = shelf.files[choice[0].version]
+            file = shelf.files[choice.file.version]
             jobs.add(shelf.remove(file))
             return file.charged_bytes
-        # Scattered records: the extent that is used last may hold nothing but what is about to be read, while others hold much that was.
-        policy, next_choice, found = shelf.policy, choice, self._leaving(*choice)
-        while not found.leaving_bytes and len(policy.spared) < _SPARED_MAX:
-            policy.spared.add((found.file.version, next_choice[1]))
-            another = policy.choose(whole_file)
-            if another is None:
-                policy.freed()
-                break
-            next_choice, found = another, self._leaving(*another)
-        if not found.leaving_bytes:  # where all is awaited, all goes
-            found = self._leaving(*choice, spare=False)
-        job = shelf.free(found.file, found.spans)
+        file = shelf.files[choice.file.version]
+        assert file.blocks is not None
+        spans = choice.blocks
+        if spans is None:
+            first_block = choice.extent * EXTENT_BLOCKS
+            spans = [BlockRange(first_block, min(EXTENT_BLOCKS, file.blocks.block_count - first_block))]
+        leaving_bytes = sum(file.blocks.count_present(found) for found in spans) * BLOCK_BYTES
+        job = shelf.free(file, spans)
         if job is not None:
             jobs.add(job)
-        return found.file.charged_bytes if found.file.removed else found.leaving_bytes
+        return file.charged_bytes if file.removed else leaving_bytes
 
-    def _leaving(self, extents: FileExtents, extent: int, *, spare: bool = True) -> _Leaving:
-        """What would go of an extent: all of it, but, with ``spare``, what orders say is about to be read."""
-        shelf = self._shelf
-        file = shelf.files[extents.version]
-        blocks = file.blocks
-        assert blocks is not None
-        first_block = extent * EXTENT_BLOCKS
-        spans = [BlockRange(first_block, min(EXTENT_BLOCKS, blocks.block_count - first_block))]
-        if spare and shelf.policy.awaited is not None:
-            for kept in shelf.policy.awaited(file.version, extent):
-                spans = subtract(spans, kept)
-        return _Leaving(file, spans, sum(blocks.count_present(found) for found in spans) * BLOCK_BYTES)
+    def _present(self, extents: FileExtents, blocks: BlockRange) -> list[BlockRange]:
+        file = self._shelf.files.get(extents.version)
+        return file.blocks.present(blocks) if file is not None and file.blocks is not None else []
 
     def _load_one(self) -> None:
         unloaded = self._shelf.unloaded

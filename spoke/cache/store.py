@@ -32,8 +32,9 @@ from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded
 from spoke.cache.damage import Damage
 from spoke.cache.disk import Disk
 from spoke.cache.disk_care import DiskCare
-from spoke.cache.eviction import Awaited, EvictionPolicy, NextUse
+from spoke.cache.eviction import EvictionPolicy
 from spoke.cache.examine import Examined, Examiner
+from spoke.cache.foreseen import Foresight
 from spoke.cache.health import DiskHealth, Trouble
 from spoke.cache.loans import Loans
 from spoke.cache.quota import (
@@ -242,9 +243,9 @@ class Store:
         more; None when they go for another reason."""
         return self._reclaim.making_room
 
-    def foresee(self, next_use: NextUse | None, awaited: Awaited | None = None) -> None:
-        """Evict by what ``next_use`` tells of the future, while it is not None, and leave what is ``awaited`` of an extent."""
-        self._policy.next_use, self._policy.awaited = next_use, awaited
+    def foresee(self, foresight: Foresight | None) -> None:
+        """Evict by what is known of the future, while that is not None."""
+        self._policy.foresight = foresight
 
     def usage(self) -> Usage:
         return Usage(
@@ -384,6 +385,10 @@ class Store:
         return self._loans.is_lent(version)
 
     # --- writing -----------------------------------------------------------------------------------------
+
+    def is_worthless(self, version: bytes, blocks: BlockRange) -> bool:
+        """The cache is full, and orders tell that these blocks were used for the last time: to write them helps nobody."""
+        return self._reclaim.is_worthless(version, blocks)
 
     async def write(
         self,

@@ -124,7 +124,7 @@ class BlockWriter:
         overhead_bytes = WRITE_OVERHEAD_BYTES if file.on_disk else FILE_OVERHEAD_BYTES
         need_bytes = new_count * BLOCK_BYTES + overhead_bytes * len(extents_of(blocks))
         need_inodes = 0 if file.on_disk else _FILE_INODES
-        await self._reclaim.reserve(need_bytes, need_inodes, file.version)
+        await self._reclaim.reserve(need_bytes, need_inodes, file.version, blocks)
         used_before_bytes = self._shelf.ledger.used_bytes
         write = object()
         self._under_way[write] = self._clock()

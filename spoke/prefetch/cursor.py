@@ -40,15 +40,20 @@ class Run:
 
 
 class Item:
-    """A piece of a step, ``start_bytes`` to ``end_bytes``; of these, ``cost_bytes`` are fetched for it (whole blocks)."""
+    """A piece of a step, ``start_bytes`` to ``end_bytes``; of these, ``cost_bytes`` are fetched for it (whole blocks).
+
+    ``read_end_bytes``: where what is fetched for it ends. ``beyond_bytes``: where a model of the kernel says that its READ ends.
+    """
 
     __slots__ = (
+        "beyond_bytes",
         "cost_bytes",
         "cursor",
         "end_bytes",
         "file",
         "foretold_at_read",
         "position",
+        "read_end_bytes",
         "run",
         "start_bytes",
         "state",
@@ -67,6 +72,8 @@ class Item:
         self.run = run
         self.state = state
         self.foretold_at_read = 0
+        self.read_end_bytes = end_bytes
+        self.beyond_bytes = end_bytes
 
 
 class Cursor:

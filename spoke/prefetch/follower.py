@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from common import limits
-from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange, intersection
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.cursor import PIECE_BYTES, Cursor, Item, Marks, Run, State
 from spoke.prefetch.gate import Gate
+from spoke.prefetch.kernel_pages import KernelPages
 from spoke.prefetch.lockon import Finder, Found
-from spoke.prefetch.next_use import NEVER, steps_until
+from spoke.prefetch.next_use import NEVER, Use, Used, pieces_of, steps_until, uses_of
 from spoke.prefetch.orders import Order, Reader, Reason
 from spoke.prefetch.predictions import Predictions
 from spoke.prefetch.recording import Recording
@@ -42,6 +43,7 @@ _QUIET_MAX_BYTES = 4 * EXTENT_BYTES
 _WRAP_SHARE = 4
 _GONE_SHARE = 8
 _WRAP_BYTES_SHARE = 24
+_BEYOND_VOTES_MAX = 8
 
 
 class Ahead(NamedTuple):
@@ -54,11 +56,18 @@ class Ahead(NamedTuple):
 class Follower:
     """``latency_s`` and ``cap_bytes`` come in with each read: from asking to having, and how far one place may run ahead.
 
-    ``unread_bytes``: of blocks of a version, those that were fetched ahead, came, and were not read.
+    ``unread_bytes``: of blocks of a version, those that were fetched ahead, came, and were not read. ``used`` is told what was read of the
+    order, or will not be.
     """
 
-    def __init__(self, order: Order, unread_bytes: Callable[[bytes, BlockRange], int]) -> None:
+    def __init__(
+        self,
+        order: Order,
+        unread_bytes: Callable[[bytes, BlockRange], int],
+        used: Used = lambda _version, _blocks: None,
+    ) -> None:
         self.order = order
+        self._used = used
         self._unread_bytes = unread_bytes
         self._is_learned = order.reason is Reason.LEARNED
         self._comes_again = self._is_learned and not isinstance(order, Recording)
@@ -80,6 +89,11 @@ class Follower:
         self._predictions = Predictions()
         self._marks = Marks()
         self._shapes = Shapes(as_recorded=self._is_learned, is_mapped=order.reader is Reader.MAPPED)
+        self._pages = KernelPages()
+        self._beyond_votes = (
+            0  # whether READs go on beyond steps as the model says: not with O_DIRECT or POSIX_FADV_RANDOM
+        )
+        self._steps_before = 0
         self._finder = Finder(order, self._shapes)
         self._reads = 0
         self._files: dict[int, FileFacts] = {}
@@ -87,20 +101,20 @@ class Follower:
 
     # --- events ------------------------------------------------------------------------------------------
 
-    def start(self, now_s: float) -> None:
+    def start(self, now_s: float, cap_bytes: int = limits.PREFETCH_START_BYTES) -> None:
         """A declared plan may be fetched from its beginning before anybody reads, a recipe's order too if its reader is known, so that
-        the READs have the right shape; lanes of other nodes are not guessed at."""
+        the READs have the right shape; lanes of other nodes are not guessed at. ``cap_bytes``: as with a read."""
         begins = self.order.reason is Reason.PLAN or self.order.reader is not None
         if begins and self.order.lane_count <= _LANES_STARTED_MAX:
             for lane in range(self.order.lane_count):
                 if not any(cursor.lane == lane for cursor in self._cursors):
-                    window_bytes = limits.PREFETCH_START_BYTES // max(1, self.order.lane_count)
+                    window_bytes = min(cap_bytes, limits.PREFETCH_START_BYTES // max(1, self.order.lane_count))
                     self._add(Cursor(now_s, lane, self.order.first(lane) - 1, window_bytes))
 
-    def grew(self, now_s: float) -> None:
+    def grew(self, now_s: float, cap_bytes: int = limits.PREFETCH_START_BYTES) -> None:
         """The order got longer."""
         self._finder.grew()
-        self.start(now_s)
+        self.start(now_s, cap_bytes)
         for cursor in self._cursors:
             cursor.is_at_end = False
             self._feed(cursor)
@@ -144,6 +158,8 @@ class Follower:
         self._cap_bytes = cap_bytes
         self._shapes.opened_with(file, fault_bytes)
         end_bytes = start_bytes + length_bytes
+        if not self._is_learned:
+            self._pages.add(file, start_bytes, end_bytes)
         seed = self._match(file, start_bytes, end_bytes)
         self.share += ((seed is not None) - self.share) * _SHARE_FADE
         if seed is None:
@@ -153,6 +169,9 @@ class Follower:
             if not self._reads % _VAIN_EVERY:
                 self._drop_idle()
             return None if found is None else 0
+        if seed.beyond_bytes > seed.end_bytes and start_bytes == seed.start_bytes & ~4095:
+            vote = 1 if end_bytes >= seed.beyond_bytes else -1
+            self._beyond_votes = max(-_BEYOND_VOTES_MAX, min(_BEYOND_VOTES_MAX, self._beyond_votes + vote))
         cursor = seed.cursor
         cursor.seen_at_read = self._reads
         cursor.matched_reads += 1
@@ -228,29 +247,66 @@ class Follower:
     def active_count(self) -> int:
         return len(self._cursors)
 
-    def next_use(self, version: bytes, extent_index: int) -> int | None:
-        """Steps until the extent is used, over all places followed; NEVER if not again; None: this order says nothing about it."""
-        cursors = [cursor for cursor in self._cursors if cursor.matched_reads or self.order.reason is Reason.PLAN]
-        file = self.number_of(version) if cursors and self.gate.is_open else None
-        if file is None:
-            return None
-        around_bytes = self._shapes.fault_bytes(file) // 2 if self._shapes.faults(file) else 0
-        start_bytes = max(0, extent_index * EXTENT_BYTES - around_bytes)
-        end_bytes = (extent_index + 1) * EXTENT_BYTES + around_bytes
-        return steps_until(self.order, cursors, self._marks, file, start_bytes, end_bytes, again=self._comes_again)
+    def knows(self, version: bytes) -> bool:
+        """It says when bytes of this version are used next."""
+        return bool(self._knowing) and self.gate.is_open and self.number_of(version) is not None
 
-    def awaited(self, version: bytes, extent_index: int) -> list[BlockRange]:
-        """Blocks that it fetched ahead of a reader, or found to be there, and that nobody has read since."""
-        file = self.number_of(version) if self._cursors else None
-        if file is None:
-            return []
-        start_bytes = extent_index * EXTENT_BYTES
-        found: list[BlockRange] = []
-        for item in self._predictions.touched(file, start_bytes, start_bytes + EXTENT_BYTES):
+    @property
+    def _knowing(self) -> list[Cursor]:
+        return [cursor for cursor in self._cursors if cursor.matched_reads or self.order.reason is Reason.PLAN]
+
+    @property
+    def steps_taken(self) -> int:
+        """As far as its furthest reader is; what comes again counts from where it ended."""
+        return self._steps_before + max((cursor.front for cursor in self._cursors), default=0)
+
+    def next_use(self, version: bytes, blocks: BlockRange) -> int | None:
+        """Steps until one of the blocks is used, over all places followed; NEVER if not again; None: this order says nothing about it."""
+        if not self.knows(version):
+            return None
+        file, start_bytes, end_bytes = self._around(version, blocks)
+        steps = steps_until(
+            self.order, self._knowing, self._marks, file, start_bytes, end_bytes, again=self._comes_again
+        )
+        for use in self._awaited(file, start_bytes, end_bytes):
+            if intersection(use.blocks, blocks).block_count:
+                steps = min(steps, use.steps)
+        return steps
+
+    def uses(self, version: bytes, extent_index: int) -> list[Use] | None:
+        """What of an extent is used again, and when: each block in some, or in none; None: this order says nothing about it."""
+        if not self.knows(version):
+            return None
+        extent = BlockRange(extent_index * EXTENT_BLOCKS, EXTENT_BLOCKS)
+        file, start_bytes, end_bytes = self._around(version, extent)
+        found = uses_of(self.order, self._knowing, self._marks, file, start_bytes, end_bytes, again=self._comes_again)
+        if found is None:
+            steps = self.next_use(version, extent)
+            return [] if steps is None else [Use(steps, extent)]
+        uses = self._awaited(file, start_bytes, end_bytes)
+        for steps, lane, position in found:
+            step = self.order.step(lane, position)
+            first, end = self._blocks_of(file, step.offset_bytes, step.offset_bytes + step.length_bytes)
+            uses.append(Use(steps, BlockRange(first, end - first)))
+        return uses
+
+    def _awaited(self, file: int, start_bytes: int, end_bytes: int) -> list[Use]:
+        """What it fetched ahead of a reader, or found to be there, and nobody has read since: also of a step that was read in part."""
+        uses: list[Use] = []
+        start_bytes = max(0, start_bytes - self._shapes.fault_bytes(file))  # a READ may go on into these bytes
+        for item in self._predictions.touched(file, start_bytes, end_bytes):
             if item.state is State.ASKED:
                 first, end = self._range(item)
-                found.append(BlockRange(first, end - first))
-        return found
+                uses.append(Use(max(0, item.position - item.cursor.front), BlockRange(first, end - first)))
+        return uses
+
+    def _around(self, version: bytes, blocks: BlockRange) -> tuple[int, int, int]:
+        """(file, start and end in bytes) of the steps whose READs hold some of the blocks."""
+        file = self.number_of(version)
+        assert file is not None
+        around_bytes = self._shapes.fault_bytes(file) // 2 if self._shapes.faults(file) else 0
+        start_bytes = max(0, blocks.first_block * BLOCK_BYTES - around_bytes)
+        return file, start_bytes, blocks.end_block * BLOCK_BYTES + around_bytes
 
     def facts(self) -> Mapping[str, Any]:
         """For ``status``; sizes in bytes, positions and lengths in steps."""
@@ -369,10 +425,25 @@ class Follower:
         return begins_in_it and abs(item.position - cursor.front) <= cursor.spread + _TOGETHER_STEPS
 
     def _cover(self, hits: list[Item], start_bytes: int, end_bytes: int, seed: Item | None) -> None:
-        """Predictions that a READ fulfilled as well: the neighbours of ``seed``, and those whose bytes it holds."""
+        """Predictions that a READ fulfilled as well: the neighbours of ``seed``, and those whose bytes it holds.
+
+        Of steps that read the same bytes again, as of a shard that is drawn twice, only one: the others are still to come.
+        """
+        nearest: dict[tuple[int, int], Item] = {}
+        if len(hits) > 1:
+            for item in hits:
+                place = item.start_bytes, item.end_bytes
+                known = nearest.get(place)
+                if known is None or (item is not known and self._is_nearer(item, known, seed)):
+                    nearest[place] = item
         for item in hits:
             if item.state is State.READ:
                 continue
+            if nearest.get((item.start_bytes, item.end_bytes), item) is not item:
+                continue
+            is_held = start_bytes <= item.start_bytes & ~4095 and item.end_bytes <= end_bytes
+            if not is_held and not self._is_learned and (seed is None or item.run is not seed.run):
+                continue  # it shares some pages with the READ, and no more: its own is still to come
             if (
                 seed is not None
                 and item.cursor is seed.cursor
@@ -382,6 +453,12 @@ class Follower:
                 item.cursor.moved_to(item.position)
             elif item.start_bytes >= start_bytes and item.end_bytes <= end_bytes:
                 self._consume(item)
+
+    @staticmethod
+    def _is_nearer(item: Item, other: Item, seed: Item | None) -> bool:
+        if item is seed or other is seed:
+            return item is seed
+        return abs(item.position - item.cursor.front) < abs(other.position - other.cursor.front)
 
     def _consume(self, item: Item) -> None:
         cost_bytes = item.cost_bytes
@@ -401,6 +478,17 @@ class Follower:
         item.state = State.READ
         item.cursor.used_at_read = self._reads
         self._marks.set(item.cursor.lane, item.position, read=True)
+        self._tell_used(item)
+
+    def _tell_used(self, item: Item) -> None:
+        version = self._facts_of(item.file).version
+        if self._shapes.faults(item.file):  # READs of neighbours overlap
+            first, end = self._range(item)
+            for extent in range(first // EXTENT_BLOCKS, (end - 1) // EXTENT_BLOCKS + 1):
+                self._used(version, BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS))
+        else:
+            for blocks in pieces_of(item.start_bytes, item.end_bytes):
+                self._used(version, blocks)
 
     def _leave_behind(self, cursor: Cursor) -> None:
         """What lies further behind than readers are spread was not read; a while later it is forgotten."""
@@ -433,6 +521,7 @@ class Follower:
             self.wasted_bytes += item.cost_bytes
             self.gate.wasted(item.cost_bytes)
             item.state = State.EXPIRED
+            self._tell_used(item)
         elif item.state is State.SHADOW:
             item.cursor.ahead_bytes -= item.cost_bytes
             self.gate.wasted(item.cost_bytes)
@@ -480,7 +569,9 @@ class Follower:
             self._give_up(cursor)
 
     def _give_up(self, cursor: Cursor) -> None:
+        before = self.steps_taken
         self._cursors.remove(cursor)
+        self._steps_before += max(0, before - self.steps_taken)
         self._hungry.pop(id(cursor), None)
         self._hand_over(cursor)
         for item in cursor.items:
@@ -553,7 +644,13 @@ class Follower:
             run = cursor.run = Run(step.file, end_bytes)
         state = State.ASKED if self.gate.is_open else State.SHADOW
         item = Item(cursor, position, step.file, start_bytes, end_bytes, 0, run, state)
-        first, end = self._range(item)
+        if not self._is_learned and not self._shapes.faults(step.file):
+            readahead_bytes = self._shapes.fault_bytes(step.file)
+            item.beyond_bytes = self._pages.read_end_bytes(step.file, start_bytes, end_bytes, readahead_bytes)
+            if self._beyond_votes >= 0:
+                item.read_end_bytes = item.beyond_bytes
+            self._pages.add(step.file, start_bytes, item.read_end_bytes)
+        first, end = self._blocks_of(step.file, start_bytes, end_bytes)
         item.cost_bytes = (end - first) * BLOCK_BYTES
         cursor.average_bytes += (item.cost_bytes - cursor.average_bytes) / 32
         cursor.ahead_bytes += item.cost_bytes
@@ -597,17 +694,18 @@ class Follower:
 
     def _range(self, item: Item) -> tuple[int, int]:
         """Blocks of the READ that the kernel will send: (first, end)."""
-        size_bytes = self._facts_of(item.file).size_bytes
-        page_bytes = item.start_bytes & ~4095
-        if self._shapes.faults(item.file):
-            fault_bytes = self._shapes.fault_bytes(item.file)
+        return self._blocks_of(item.file, item.start_bytes, item.read_end_bytes)
+
+    def _blocks_of(self, file: int, start_bytes: int, end_bytes: int) -> tuple[int, int]:
+        size_bytes = self._facts_of(file).size_bytes
+        page_bytes = start_bytes & ~4095
+        if self._shapes.faults(file):
+            fault_bytes = self._shapes.fault_bytes(file)
             half = fault_bytes // 2
-            last_bytes = item.end_bytes - 1
+            last_bytes = end_bytes - 1
             end_bytes = page_bytes + half * (1 + (last_bytes - page_bytes) // half)
             page_bytes = max(0, page_bytes - half)
             end_bytes = max(end_bytes, page_bytes + fault_bytes)
-        else:
-            end_bytes = item.end_bytes
         end_bytes = max(page_bytes, min(end_bytes, size_bytes))
         return page_bytes // BLOCK_BYTES, -(-end_bytes // BLOCK_BYTES)
 

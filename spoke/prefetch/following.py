@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from common import limits
-from common.blocks import BLOCK_BYTES, BlockRange
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
 from common.errors import OrderError, PlanTooLong
 from spoke.prefetch.follower import NEVER, Follower
+from spoke.prefetch.next_use import Use, parts_of
 from spoke.prefetch.orders import Order, Reason
 from spoke.prefetch.recording import Recording
 from spoke.prefetch.scorecard import Ledger
@@ -19,17 +20,27 @@ from spoke.prefetch.window import Latency
 
 class Following:
     """A :class:`~spoke.prefetch.source.Source`. ``stream_max_bytes``: how far one place in an order may run ahead, ``windows_max_bytes``:
-    all together."""
+    all together, ``declared_max_bytes``: all together in declared plans."""
 
-    def __init__(self, ledger: Ledger, latency: Latency, *, stream_max_bytes: int, windows_max_bytes: int) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        latency: Latency,
+        *,
+        stream_max_bytes: int,
+        windows_max_bytes: int,
+        declared_max_bytes: int,
+    ) -> None:
         self._ledger = ledger
         self._latency = latency
         self._stream_max_bytes = stream_max_bytes
         self._windows_max_bytes = windows_max_bytes
+        self._declared_max_bytes = declared_max_bytes
         self._followers: OrderedDict[str, Follower] = OrderedDict()
         self._recordings: dict[str, Follower] = {}
         self._ids: dict[str, int] = {}
         self._last_id = 0
+        self._used_lately: dict[tuple[bytes, BlockRange], None] = {}
 
     def add(self, now_s: float, order: Order) -> None:
         if order.name in self._followers:
@@ -38,14 +49,24 @@ class Following:
             )
         if len(self._followers) >= limits.ORDERS_MAX_ACTIVE:
             raise PlanTooLong(f"{len(self._followers)} orders are followed, which is the limit: drop one first")
-        follower = self._followers[order.name] = Follower(order, self._ledger.unread_bytes)
+        follower = self._followers[order.name] = Follower(order, self._ledger.unread_bytes, self._note_used)
         self._take_id(order.name)
-        follower.start(now_s)
+        follower.start(now_s, self._declared_cap_bytes())
+
+    def _declared_cap_bytes(self) -> int:
+        """The window of each place in the declared plans. As much again may be ahead of it, for readers that are far apart.
+
+        What they read is certain, and what was read of them makes room: so the cache's room bounds them, and not a share of it as small as
+        is right for guesses. In a cache of 24 MiB that was 3 MiB, all of it between the workers, and the link stood idle.
+        """
+        plans = [follower for follower in self._followers.values() if follower.order.reason is Reason.PLAN]
+        places = sum(follower.active_count or follower.order.lane_count for follower in plans)
+        return max(limits.PREFETCH_WINDOW_MIN_BYTES, self._declared_max_bytes // (2 * max(1, places)))
 
     def grew(self, now_s: float, name: str) -> None:
         follower = self._followers.get(name)
         if follower is not None:
-            follower.grew(now_s)
+            follower.grew(now_s, self._declared_cap_bytes())
 
     def drop(self, name: str) -> bool:
         known = self._followers.pop(name, None) or self._recordings.pop(name, None)
@@ -89,7 +110,8 @@ class Following:
         for follower in self._all():
             is_recorded = follower.order.name in self._recordings and not follower.is_at_work
             if not is_recorded and follower.order.file_of(version) is not None:
-                steps = follower.next_use(version, extent_index) if extent_index is not None else None
+                extent = BlockRange((extent_index or 0) * EXTENT_BLOCKS, EXTENT_BLOCKS)
+                steps = follower.next_use(version, extent) if extent_index is not None else None
                 facts = follower.facts()
                 found.append(
                     {
@@ -141,6 +163,7 @@ class Following:
         # What is known comes before what is guessed: however many streams there are, orders have half of all windows.
         share_bytes = self._windows_max_bytes // min(places + other_streams + 1, 2 * (places or 1))
         cap_bytes = max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes))
+        declared_bytes = max(cap_bytes, self._declared_cap_bytes())
         late, latency_s = seen.result != "hit", self._latency.latency_s
         explained: int | None = None
         for follower in self._all():
@@ -153,7 +176,7 @@ class Following:
                 seen.length_bytes,
                 late=late,
                 latency_s=latency_s,
-                cap_bytes=cap_bytes,
+                cap_bytes=declared_bytes if follower.order.reason is Reason.PLAN else cap_bytes,
                 fault_bytes=seen.fault_bytes,
             )
             if found is not None:
@@ -180,14 +203,39 @@ class Following:
             self._followers.move_to_end(hungry[0].order.name)
         return fetches
 
-    def next_use(self, version: bytes, extent_index: int) -> int | None:
+    # --- what is used next, for eviction -----------------------------------------------------------------
+
+    def knows(self, version: bytes) -> bool:
+        """Some order says when bytes of this version are used next."""
+        return any(follower.knows(version) for follower in self._all())
+
+    def next_use(self, version: bytes, blocks: BlockRange) -> int | None:
         """The soonest over all orders; None: none says anything about it."""
-        known = [steps for follower in self._all() if (steps := follower.next_use(version, extent_index)) is not None]
+        known = [steps for follower in self._all() if (steps := follower.next_use(version, blocks)) is not None]
         return min(known, default=None)
 
-    def awaited(self, version: bytes, extent_index: int) -> list[BlockRange]:
-        """Blocks of an extent that are foretold and not read yet."""
-        return [blocks for follower in self._all() for blocks in follower.awaited(version, extent_index)]
+    def uses(self, version: bytes, extent_index: int) -> Sequence[Use] | None:
+        """All blocks of an extent, in runs with the steps until their next use over all orders; None: none says anything about it."""
+        known = [uses for follower in self._all() if (uses := follower.uses(version, extent_index)) is not None]
+        return parts_of(extent_index, (use for uses in known for use in uses)) if known else None
+
+    def _note_used(self, version: bytes, blocks: BlockRange) -> None:
+        self._used_lately[version, blocks] = None
+        if len(self._used_lately) > limits.ORDER_USED_PIECES_MAX:
+            del self._used_lately[next(iter(self._used_lately))]
+
+    @property
+    def steps_taken(self) -> int:
+        """By the order that is furthest."""
+        return max((follower.steps_taken for follower in self._all()), default=0)
+
+    def take_used(self) -> tuple[bytes, BlockRange] | None:
+        """(version, blocks of one extent) that were used, perhaps for the last time, the longest ago first; each is given once."""
+        if not self._used_lately:
+            return None
+        found = next(iter(self._used_lately))
+        del self._used_lately[found]
+        return found
 
 
 __all__ = ["NEVER", "Following"]

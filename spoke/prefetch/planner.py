@@ -7,7 +7,7 @@ reader inside what is planned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common import limits
@@ -15,6 +15,7 @@ from common.blocks import BLOCK_BYTES, BlockRange, count_blocks
 from spoke.prefetch.chains import FileFacts, NextFile
 from spoke.prefetch.following import Following
 from spoke.prefetch.guesses import Guesses
+from spoke.prefetch.next_use import Use
 from spoke.prefetch.orders import Order
 from spoke.prefetch.recording import Recording
 from spoke.prefetch.scorecard import Ledger, Scorecard
@@ -51,7 +52,7 @@ class Planner:
 
     ``small_file_bytes``: files up to this size are fetched whole. ``stream_max_bytes``: how far one place runs ahead.
     ``recorder``: is told of each read, and learns the order from it.
-    ``windows_max_bytes``: how far all do together.
+    ``windows_max_bytes``: how far all do together. ``declared_max_bytes``: how far all do together in declared plans.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Planner:
         stream_max_bytes: int = limits.PREFETCH_STREAM_MAX_BYTES,
         recorder: OrderRecorder | None = None,
         windows_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
+        declared_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
     ) -> None:
         self._recorder = recorder
         self._recording: Recording | None = None
@@ -77,7 +79,11 @@ class Planner:
             windows_max_bytes=windows_max_bytes,
         )
         self._following = Following(
-            self._ledger, self._latency, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes
+            self._ledger,
+            self._latency,
+            stream_max_bytes=stream_max_bytes,
+            windows_max_bytes=windows_max_bytes,
+            declared_max_bytes=declared_max_bytes,
         )
         if recorder is not None:
             recorder.on_drop = self._forget_recording
@@ -142,13 +148,26 @@ class Planner:
         """An order explains what is read of this file."""
         return self._following.covers(version)
 
-    def next_use(self, version: bytes, extent_index: int) -> int | None:
-        """Steps until an extent is used next (follower.NEVER: not again); None: no order followed now says anything about it."""
-        return self._following.next_use(version, extent_index)
+    def knows(self, version: bytes) -> bool:
+        """An order followed now says when bytes of this version are used next."""
+        return self._following.knows(version)
 
-    def awaited(self, version: bytes, extent_index: int) -> list[BlockRange]:
-        """Blocks of an extent that orders have foretold, and that nobody has read yet."""
-        return self._following.awaited(version, extent_index)
+    def next_use(self, version: bytes, blocks: BlockRange) -> int | None:
+        """Steps until one of the blocks is used next (next_use.NEVER: not again); None: no order followed now says anything about it."""
+        return self._following.next_use(version, blocks)
+
+    def uses(self, version: bytes, extent_index: int) -> Sequence[Use] | None:
+        """All blocks of an extent, in runs with the steps until their next use; None: no order followed now says anything about it."""
+        return self._following.uses(version, extent_index)
+
+    @property
+    def steps_taken(self) -> int:
+        """How far the orders were read, in steps, about."""
+        return self._following.steps_taken
+
+    def take_used(self) -> tuple[bytes, BlockRange] | None:
+        """(version, blocks of one extent) that an order used, perhaps for the last time, the longest ago first."""
+        return self._following.take_used()
 
     # --- events ------------------------------------------------------------------------------------------
 

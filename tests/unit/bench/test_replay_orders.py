@@ -11,6 +11,7 @@ from bench.replay.patterns import make
 from bench.replay.predictors import Planned
 from bench.replay.runs import Bench, world_for
 from bench.replay.simulator import Simulation
+from common.blocks import BlockRange
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.scorecard import Reason
 
@@ -49,14 +50,28 @@ def test_the_follower_foretells_each_read_and_the_cache_asks_it() -> None:
     planned, evictor = Planned(trace, world.capacity_bytes, orders=True), Ours(trace, world.capacity_bytes, 1)
     asked: list[bytes] = []
 
-    def next_use(version: bytes, extent: int) -> int | None:
-        asked.append(version)
-        return planned.planner.next_use(version, extent)
+    class Asked:
+        steps_taken = 0
+        knows, uses, take_used = planned.planner.knows, planned.planner.uses, planned.planner.take_used
 
-    evictor.foresee(next_use)
-    outcome = Simulation(trace, world, evictor, planned).run()
+        def next_use(self, version: bytes, blocks: BlockRange) -> int | None:
+            asked.append(version)
+            return planned.planner.next_use(version, blocks)
+
+    simulation = Simulation(trace, world, evictor, planned)
+    evictor.foresee(Asked(), simulation.present)
+    outcome = simulation.run()
     (facts,) = planned.planner.orders()
     assert facts["reason"] == Reason.PLAN.value
     assert facts["matched_reads"] >= 0.99 * outcome.reads
     assert outcome.evicted_bytes > 0
     assert asked
+
+
+@pytest.mark.parametrize("pattern", ["webdataset-resampled", "mds", "nanogpt"])
+def test_what_is_known_is_there_though_neighbours_and_other_workers_read_the_same(pattern: str) -> None:
+    """Shards drawn twice, samples that share a page, faults that overlap: a READ uses up its own step and no other."""
+    trace = make(pattern, Scale(data_bytes=256 * MIB, reads=2500)).at_load(62.5e6)
+    report = Bench(trace, world_for(trace, 0.06, 125e6, 0.25), 1).run("orders")
+    assert report.miss_share <= 0.01
+    assert report.wasted_bytes <= 0.01 * report.wan_bytes

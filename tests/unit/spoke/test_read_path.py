@@ -8,6 +8,7 @@ import pytest
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from common.errors import CorruptData, DeadlineExceeded, HeadraceError, SourceReadError, StaleVersion
 from common.serving.source import Extent
+from spoke.prefetch.next_use import NEVER, Use, parts_of
 from tests.unit.spoke.conftest import until
 
 MIB = 1 << 20
@@ -283,3 +284,40 @@ async def test_readers_of_one_open_file_whom_the_kernel_asks_for_again_wait_one_
 
     await asyncio.gather(*(read(number) for number in range(4)))
     assert asyncio.get_running_loop().time() - began_s < 2.0 + 1.0 + 0.7
+
+
+class UsedUp:
+    """An order that will not use anything again."""
+
+    steps_taken = 0
+
+    def knows(self, version: bytes) -> bool:
+        return True
+
+    def next_use(self, version: bytes, blocks: BlockRange) -> int:
+        return NEVER
+
+    def uses(self, version: bytes, extent: int) -> list[Use]:
+        return parts_of(extent, [])
+
+    def take_used(self) -> None:
+        return None
+
+
+async def test_what_was_used_for_the_last_time_is_served_and_not_written_to_a_full_cache(make_read_path) -> None:
+    data, warmed = noise(24 * MIB), noise(2 * MIB, seed=2)
+    path = await make_read_path({b"f": data, b"warmed": warmed}, capacity_bytes=16 * MIB)
+    path.store.foresee(UsedUp())
+    handle = path.open(b"f")
+    for offset in range(0, len(data), MIB):
+        assert await path.read(handle, offset, MIB) == data[offset : offset + MIB]
+        await path.fetcher.written()
+    assert 14 * MIB < path.store.present_bytes(handle.version, len(data)) <= 16 * MIB
+    assert path.store.missing(handle.version, len(data), BlockRange(0, 14 * 256)) == [], (
+        "what came first is still there"
+    )
+    assert path.store.usage().write_errors_total == 0
+    # What is fetched to be kept is written all the same.
+    other = path.open(b"warmed")
+    path.fetcher.prefetch(other.version, len(warmed), BlockRange(0, 512))
+    await until(lambda: path.store.state(other.version, len(warmed)) == "verified")

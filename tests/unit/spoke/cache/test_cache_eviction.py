@@ -8,6 +8,7 @@ import pytest
 
 from common.blocks import EXTENT_BYTES
 from spoke.cache.eviction import EvictionPolicy, FileExtents, ReuseDistances, extent_rank
+from spoke.cache.foreseen import Victim
 
 CAPACITY = 320  # extents
 FILE_EXTENTS = 64
@@ -36,8 +37,8 @@ class Simulated:
         while len(self.cached) >= self.capacity:
             victim = self.policy.choose()
             assert victim is not None
-            self.cached.remove(self.number(*victim))
-            self.policy.gone(*victim)
+            self.cached.remove(self.number(victim.file, victim.extent))
+            self.policy.gone(victim.file, victim.extent)
         file, extent = self.place(number)
         self.policy.wrote(file, extent, EXTENT_BYTES)
         self.cached.add(number)
@@ -125,7 +126,7 @@ def test_a_wanted_extent_is_not_protected_when_it_arrives() -> None:
     policy.wrote(file, 0, EXTENT_BYTES)
     policy.wrote(file, 1, EXTENT_BYTES)
     assert list(file.unread) == [0, 1]
-    assert policy.choose() == (file, 0)
+    assert policy.choose() == Victim(file, 0)
 
 
 def test_pinned_and_busy_extents_are_never_chosen() -> None:
@@ -137,14 +138,14 @@ def test_pinned_and_busy_extents_are_never_chosen() -> None:
         policy.restored(busy, extent)
         if extent:
             busy.hold(extent)
-    assert policy.choose() == (busy, 0)
+    assert policy.choose() == Victim(busy, 0)
     assert policy.choose(whole_files=True) is None
     busy.hold(0)
     assert policy.choose() is None
     busy.let_go(0)
     assert policy.choose() is None  # everything was searched just now
     policy.freed()
-    assert policy.choose() == (busy, 0)
+    assert policy.choose() == Victim(busy, 0)
 
 
 def test_the_same_dice_choose_the_same_victims() -> None:
@@ -167,8 +168,8 @@ def test_the_pool_follows_removals() -> None:
     assert len(policy) == 7
     left = set()
     while (victim := policy.choose()) is not None:
-        left.add(victim[1])
-        policy.gone(*victim)
+        left.add(victim.extent)
+        policy.gone(victim.file, victim.extent)
     assert left == {1, 2, 4, 5, 6, 7, 8}
 
 

@@ -21,10 +21,11 @@ from cache_support import (
     disk_usage,
 )
 
-from common.blocks import BlockRange, whole_file
+from common.blocks import BlockRange, intersection, whole_file
 from common.errors import CacheWriteError
 from common.limits import CACHE_OPEN_FILES_MAX
 from spoke.cache.store import Store
+from spoke.prefetch.next_use import Use, parts_of
 
 
 @pytest.mark.parametrize(
@@ -456,10 +457,28 @@ async def test_what_is_about_to_be_read_stays_while_other_extents_hold_what_was_
         await file.put(store, awaited[extent][0])
     await file.put(store, BlockRange(8 * 256, 8 * 256))
 
-    def next_use(version: bytes, extent: int) -> int | None:
-        return (1000 if extent in awaited else 10) if version == file.version else 1
+    class Order:
+        """``file`` is read from its scattered records on, 1,000 steps ahead; the rest of it was read; ``other`` is what comes next."""
 
-    store.foresee(next_use, lambda version, extent: awaited.get(extent, []) if version == file.version else [])
+        def knows(self, version: bytes) -> bool:
+            return True
+
+        def uses(self, version: bytes, extent: int) -> list[Use]:
+            blocks = BlockRange(extent * 256, 256)
+            if version == other.version:
+                return [Use(1, blocks)]
+            return parts_of(extent, [Use(1000, found) for found in awaited.get(extent, [])])
+
+        def next_use(self, version: bytes, blocks: BlockRange) -> int:
+            extent = blocks.first_block // 256
+            return min(use.steps for use in self.uses(version, extent) if intersection(use.blocks, blocks).block_count)
+
+        steps_taken = 0
+
+        def take_used(self) -> None:
+            return None
+
+    store.foresee(Order())
     await other.put(store, BlockRange(0, 10 * 256))
     kept = [store.missing(file.version, file.size_bytes, blocks) == [] for (blocks,) in awaited.values()]
     assert kept == [True] * 8

@@ -10,10 +10,11 @@ from random import Random
 
 import pytest
 
-from common.blocks import EXTENT_BYTES
+from common.blocks import EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
 from spoke.cache.eviction import EvictionPolicy, FileExtents
+from spoke.cache.foreseen import NEVER
+from spoke.prefetch.next_use import Use
 
-NEVER = 1 << 40
 CAPACITY = 200
 EXTENTS_PER_FILE = 64
 
@@ -44,26 +45,44 @@ def belady_hits(trace: list[int], capacity: int) -> int:
 
 
 class Cache:
-    """Extents read one by one through a policy that is told the trace. ``others``: numbers that are in no order."""
+    """Extents read one by one through a policy that is told the trace from number ``known_from`` on. ``tells``: also what was just read."""
 
-    def __init__(self, trace: list[int], capacity: int = CAPACITY, known_from: int = 0) -> None:
+    def __init__(self, trace: list[int], capacity: int = CAPACITY, known_from: int = 0, *, tells: bool = False) -> None:
+        self.tells = tells
         self.policy = EvictionPolicy(Random(1), capacity * EXTENT_BYTES)
         self.capacity = capacity
         self.trace = trace
         self.at = -1
         self.cached: set[int] = set()
         self.files: dict[int, FileExtents] = {}
-        self.uses: dict[int, list[int]] = defaultdict(list)
+        self.places_of: dict[int, list[int]] = defaultdict(list)
         self.known_from = known_from
         for at, number in enumerate(trace):
-            self.uses[number].append(at)
-        self.policy.next_use = self.next_use
+            self.places_of[number].append(at)
+        self.policy.foresight = self
+        self.just_read: list[tuple[bytes, BlockRange]] = []
 
-    def next_use(self, version: bytes, extent: int) -> int | None:
+    def knows(self, version: bytes) -> bool:
+        return int.from_bytes(version, "big") * EXTENTS_PER_FILE >= self.known_from
+
+    def uses(self, version: bytes, extent: int) -> list[Use] | None:
+        blocks = BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS)
+        steps = self.next_use(version, blocks)
+        return None if steps is None else [Use(steps, blocks)]
+
+    @property
+    def steps_taken(self) -> int:
+        return self.at
+
+    def take_used(self) -> tuple[bytes, BlockRange] | None:
+        return self.just_read.pop(0) if self.just_read else None
+
+    def next_use(self, version: bytes, blocks: BlockRange) -> int | None:
+        extent = blocks.first_block // EXTENT_BLOCKS
         number = int.from_bytes(version, "big") * EXTENTS_PER_FILE + extent
         if number < self.known_from:
             return None
-        uses = self.uses[number]
+        uses = self.places_of[number]
         place = bisect_left(uses, self.at + 1)
         return uses[place] - self.at if place < len(uses) else NEVER
 
@@ -77,8 +96,8 @@ class Cache:
         while len(self.cached) >= self.capacity:
             victim = self.policy.choose()
             assert victim is not None
-            self.policy.gone(*victim)
-            self.cached.remove(int.from_bytes(victim[0].version, "big") * EXTENTS_PER_FILE + victim[1])
+            self.policy.gone(victim.file, victim.extent)
+            self.cached.remove(int.from_bytes(victim.file.version, "big") * EXTENTS_PER_FILE + victim.extent)
 
     def fetch(self, number: int) -> None:
         if number not in self.cached:
@@ -93,6 +112,8 @@ class Cache:
             self.policy.want(file.version, extent, extent + 1)
             self.fetch(number)
         self.policy.touch(file, extent, extent + 1, EXTENT_BYTES)
+        if self.tells:
+            self.just_read.append((file.version, BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS)))
         return hit
 
     def run(self) -> int:
@@ -103,9 +124,10 @@ class Cache:
         return hits
 
 
+@pytest.mark.parametrize("tells", [False, True])
 @pytest.mark.parametrize("ratio", [1.2, 4])
 @pytest.mark.parametrize("kind", ["cyclic", "shuffled anew", "shuffled once"])
-def test_within_two_percent_of_belady(ratio: float, kind: str) -> None:
+def test_within_two_percent_of_belady(ratio: float, kind: str, tells: bool) -> None:
     dice = Random(5)
     numbers = list(range(int(CAPACITY * ratio)))
     trace: list[int] = []
@@ -115,7 +137,7 @@ def test_within_two_percent_of_belady(ratio: float, kind: str) -> None:
         trace += numbers
     best = belady_hits(trace, CAPACITY)
     assert best > 0
-    assert Cache(trace).run() >= 0.98 * best
+    assert Cache(trace, tells=tells).run() >= 0.98 * best
 
 
 def test_what_will_not_be_used_again_goes_first() -> None:
@@ -143,10 +165,10 @@ def test_files_in_no_order_give_way_by_their_share_and_by_their_own_rule() -> No
     cache = Cache(order * 2, known_from=6400)
     for number in range(CAPACITY):
         cache.read(number)
-    cache.policy.next_use = None
+    cache.policy.foresight = None
     for number in range(CAPACITY):
         assert cache.read(number)
-    cache.policy.next_use = cache.next_use
+    cache.policy.foresight = cache
     for number in order[:CAPACITY]:
         cache.at += 1
         cache.read(number)
@@ -163,13 +185,15 @@ def test_pinned_and_busy_extents_stay_whatever_is_foreseen() -> None:
     cache.fetch(200 * EXTENTS_PER_FILE)
     busy.hold(extent)
     cache.fetch(9)
-    assert cache.policy.choose() == cache.place(9)
+    victim = cache.policy.choose()
+    assert victim is not None
+    assert (victim.file, victim.extent) == cache.place(9)
 
 
 def test_without_orders_the_choice_is_the_same_as_ever() -> None:
     def run(oracle: bool) -> set[int]:
-        cache = Cache([])
-        cache.policy.next_use = (lambda _version, _extent: None) if oracle else None
+        cache = Cache([], known_from=NEVER)
+        cache.policy.foresight = cache if oracle else None
         for number in list(range(3 * CAPACITY)) * 2:
             cache.read(number)
         return cache.cached
@@ -177,3 +201,13 @@ def test_without_orders_the_choice_is_the_same_as_ever() -> None:
     kept = run(oracle=False)
     assert len(kept) == CAPACITY
     assert kept == run(oracle=False)
+
+
+def test_what_is_used_sooner_makes_no_room_for_what_is_used_later() -> None:
+    cache = Cache(list(range(4 * CAPACITY)))
+    for number in range(CAPACITY):
+        cache.fetch(number)
+    assert cache.policy.choose(nearer_stay=2 * CAPACITY) is None
+    victim = cache.policy.choose(nearer_stay=CAPACITY // 2)
+    assert victim is not None
+    assert victim.extent + int.from_bytes(victim.file.version, "big") * EXTENTS_PER_FILE > CAPACITY // 2

@@ -8,6 +8,7 @@ import pytest
 from order_support import FAULT, KIB, MIB, Job, facts, growing, lane_of, shared_out, shuffled_rows
 
 from common import limits
+from common.blocks import BlockRange
 from common.errors import OrderError, PlanTooLong
 from spoke.orders.growing import GrowingOrder
 from spoke.prefetch.next_use import NEVER
@@ -214,7 +215,7 @@ def test_next_use_counts_steps_and_knows_never() -> None:
     rows = LANES[0]
     job = job_with([rows[:800]])
     planner = job.planner
-    assert planner.next_use(FILES[0].version, 0) is None, "nobody follows it yet"
+    assert planner.next_use(FILES[0].version, BlockRange(0, 256)) is None, "nobody follows it yet"
     for step in rows[:100]:
         job.step(step)
     position = job.planner.orders()[0]["lanes"][0]["position"]
@@ -224,13 +225,13 @@ def test_next_use_counts_steps_and_knows_never() -> None:
         uses = [
             at for at in range(position, 800) if rows[at].file == step.file and rows[at].offset_bytes // MIB == extent
         ]
-        found = planner.next_use(FILES[step.file].version, extent)
+        found = planner.next_use(FILES[step.file].version, BlockRange(extent * 256, 256))
         assert found is not None
         assert abs(found - (uses[0] - position)) <= 1
-    assert planner.next_use(b"unknown" * 2 + b"xx", 0) is None
+    assert planner.next_use(b"unknown" * 2 + b"xx", BlockRange(0, 256)) is None
     for step in rows[100:800]:
         job.step(step)
-    assert planner.next_use(FILES[rows[0].file].version, rows[0].offset_bytes // MIB) == NEVER
+    assert planner.next_use(FILES[rows[0].file].version, BlockRange(rows[0].offset_bytes // MIB * 256, 256)) == NEVER
 
 
 def test_a_growing_plan_is_followed_as_it_grows() -> None:
