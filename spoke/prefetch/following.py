@@ -40,7 +40,7 @@ class Following:
             raise PlanTooLong(f"{len(self._followers)} orders are followed, which is the limit: drop one first")
         follower = self._followers[order.name] = Follower(order, self._ledger.unread_bytes)
         self._take_id(order.name)
-        follower.start(now_s)
+        follower.start(now_s, self._windows_max_bytes // 2)
 
     def grew(self, now_s: float, name: str) -> None:
         follower = self._followers.get(name)
@@ -139,6 +139,7 @@ class Following:
                 latency_s=latency_s,
                 cap_bytes=cap_bytes,
                 fault_bytes=seen.fault_bytes,
+                missed=seen.result == "miss",
             )
             if found is not None:
                 explained = found if explained is None else min(explained, found)
