@@ -81,8 +81,11 @@ class Cursor:
     marks lie before it. ``used_at_read``: the read that last fulfilled one of its predictions, which an echo of an earlier one does not.
     """
 
-    __slots__ = ("_pace_bytes", "_span_bytes", "_span_start_s", "ahead_bytes", "average_bytes", "behind", "behind_bytes", "front", "is_at_end", "is_later_pass", "items", "lane", "matched_reads",
-                 "next_offset_bytes", "next_position", "run", "seen_at_read", "spread", "trail", "used_at_read", "window")  # fmt: skip
+    __slots__ = (
+        "_pace_bytes", "_span_bytes", "_span_start_s", "ahead_bytes", "average_bytes", "behind", "behind_bytes", "front", "is_at_end",
+        "is_later_pass", "items", "lane", "matched_reads", "next_offset_bytes", "next_position", "run", "seen_at_read", "spread", "trail",
+        "used_at_read", "window",
+    )  # fmt: skip
 
     def __init__(self, now_s: float, lane: int, front: int, window_bytes: int) -> None:
         self.lane = lane

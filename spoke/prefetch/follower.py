@@ -170,12 +170,14 @@ class Follower:
         cursor.seen_at_read = self._reads
         cursor.matched_reads += 1
         self.matched_reads += 1
+        # What was foretold was asked for: what of a longer READ was not, or who is late with hundreds of steps ahead of him, is no
+        # reason to run further ahead.
+        is_ample = len(cursor.items) >= 2 * limits.ORDER_START_STEPS
         cursor.window.read(
             now_s,
             length_bytes,
             cursor.matched_reads * self._evidence_bytes(cursor),
-            # What was foretold was asked for: what of a longer READ was not is no reason to run further ahead.
-            late=late and (self._is_learned or not missed),
+            late=late and (self._is_learned or not (missed or is_ample)),
             latency_s=latency_s,
             cap_bytes=cap_bytes,
             eager=self._is_learned,
@@ -422,11 +424,7 @@ class Follower:
         for item in hits:
             if item.state is State.READ:
                 continue
-            if (
-                seed is not None
-                and item.cursor is seed.cursor
-                and abs(item.position - seed.position) <= TOGETHER_STEPS
-            ):
+            if seed is not None and item.cursor is seed.cursor and abs(item.position - seed.position) <= TOGETHER_STEPS:
                 self._consume(item)
                 item.cursor.moved_to(item.position)
             elif item.start_bytes >= start_bytes and item.end_bytes <= end_bytes:
@@ -670,7 +668,9 @@ class Follower:
         elif self._is_learned:
             end_bytes = item.end_bytes
         else:
-            end_bytes = BLOCK_BYTES * self._exact_end(item.file, page_bytes // BLOCK_BYTES, -(-item.end_bytes // BLOCK_BYTES))
+            end_bytes = BLOCK_BYTES * self._exact_end(
+                item.file, page_bytes // BLOCK_BYTES, -(-item.end_bytes // BLOCK_BYTES)
+            )
         end_bytes = max(page_bytes, min(end_bytes, size_bytes))
         return page_bytes // BLOCK_BYTES, -(-end_bytes // BLOCK_BYTES)
 

@@ -31,8 +31,11 @@ class KernelPages:
         """A READ came."""
         self._add(file, start_bytes // BLOCK_BYTES, -(-end_bytes // BLOCK_BYTES))
 
-    def read(self, file: int, start_bytes: int, end_bytes: int, fault_bytes: int, wanted_bytes: int | None) -> int | None:
-        """A READ of a mapped file came, of a fault on the page at ``wanted_bytes``; None: nobody is known to have wanted it. Returns the page now marked."""
+    def read(
+        self, file: int, start_bytes: int, end_bytes: int, fault_bytes: int, wanted_bytes: int | None
+    ) -> int | None:
+        """A READ of a mapped file came, of a fault on the page at ``wanted_bytes`` or just behind; None: nobody is known to have
+        wanted it. Returns the page now marked."""
         first, end = start_bytes // BLOCK_BYTES, -(-end_bytes // BLOCK_BYTES)
         if wanted_bytes is None:
             mark = first

@@ -43,16 +43,13 @@ def fulfilled(
         page_bytes = item.start_bytes & -_PAGE
         distance = abs(item.position - item.cursor.front - 1)
         is_near = distance <= item.cursor.spread + TOGETHER_STEPS
-        if page_bytes <= anchor_bytes < item.end_bytes and (is_near or not goes_on):
+        is_centre = page_bytes <= anchor_bytes < item.end_bytes and (is_near or not goes_on)
+        if is_centre or (start_bytes == page_bytes and (not is_mapped or 0 <= end_bytes - item.end_bytes < _PAGE)):
             kind = 0
-        elif start_bytes == page_bytes and (not is_mapped or 0 <= end_bytes - item.end_bytes < _PAGE):
-            kind = 0
-        elif not is_near:
-            continue
-        elif is_mapped and is_whole:
-            continue
-        else:
+        elif is_near and not (is_mapped and is_whole):
             kind = 1
+        else:
+            continue
         rank = (kind, distance if item.state is not State.READ else distance + _FAR)
         if rank < best_rank:
             best, best_rank = item, rank

@@ -20,7 +20,9 @@ def test_who_comes_to_a_mark_has_the_kernel_read_on_once() -> None:
     assert kernel.beyond(4, 108, 108, FAULT) is None, "another file"
     assert kernel.beyond(3, 107, 108, FAULT) == (116, 148)
     assert kernel.beyond(3, 108, 108, FAULT) is None
-    assert kernel.read(3, 116 * PAGE, 148 * PAGE, FAULT, None) == 116, "what it read by itself is marked at its beginning"
+    assert kernel.read(3, 116 * PAGE, 148 * PAGE, FAULT, None) == 116, (
+        "what it read by itself is marked at its beginning"
+    )
     assert kernel.beyond(3, 116, 116, FAULT) == (148, 180)
 
 
@@ -62,9 +64,7 @@ def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     st.integers(0, 1500),
     st.integers(1, 600),
 )
-def test_the_first_missing_page_is_the_models(
-    reads: list[tuple[int, int]], first: int, count: int
-) -> None:
+def test_the_first_missing_page_is_the_models(reads: list[tuple[int, int]], first: int, count: int) -> None:
     kernel = KernelPages()
     model: set[int] = set()
     for start, length in reads:

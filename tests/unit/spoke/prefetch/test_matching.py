@@ -39,9 +39,7 @@ def test_the_kernels_own_reading_on_is_nobodys() -> None:
 def test_where_the_kernel_may_read_on_the_page_in_the_middle_of_a_read_shows_nothing_far_away() -> None:
     far = predicted(place(), 5000, 50 * PAGE, 50 * PAGE + 100)
     start_bytes = 50 * PAGE - FAULT // 2
-    assert (
-        fulfilled([far], start_bytes, start_bytes + FAULT, fault_bytes=FAULT, is_mapped=True, goes_on=True) is None
-    )
+    assert fulfilled([far], start_bytes, start_bytes + FAULT, fault_bytes=FAULT, is_mapped=True, goes_on=True) is None
 
 
 def test_a_fault_that_the_kernel_cut_is_what_comes_about_now() -> None:
