@@ -157,7 +157,7 @@ class Follower:
             if self._shapes.faults(file):
                 self._kernel_reads(file, start_bytes, end_bytes, seed)
             else:
-                self._kernel_has(file, start_bytes, end_bytes)
+                self._kernel_has(file, start_bytes, end_bytes, seed)
         self.share += ((seed is not None) - self.share) * _SHARE_FADE
         if seed is None:
             found = self._finder.look_up(file, start_bytes, length_bytes)
@@ -400,9 +400,13 @@ class Follower:
                 self._read_on(file, mark, mark)
                 return
 
-    def _kernel_has(self, file: int, start_bytes: int, end_bytes: int) -> None:
+    def _kernel_has(self, file: int, start_bytes: int, end_bytes: int, seed: Item | None) -> None:
         """Pages came that may make the READ of a record just behind them longer."""
+        if seed is not None:
+            self._kernel.exact(file, start_bytes, end_bytes, seed.end_bytes, self._shapes.fault_bytes(file))
         self._kernel.note(file, start_bytes, end_bytes)
+        if not self._kernel.is_longer_as_foretold:
+            return
         for item in self._predictions.touched(file, end_bytes - 1, end_bytes + 1):
             if item.state is State.ASKED and item.end_bytes > end_bytes:
                 first, end = item.start_bytes // BLOCK_BYTES, -(-item.end_bytes // BLOCK_BYTES)
@@ -416,7 +420,7 @@ class Follower:
     def _read_on(self, file: int, first_page: int, last_page: int) -> None:
         """Somebody will come to these pages, which the kernel has if one of them is marked."""
         beyond = self._kernel.beyond(file, first_page, last_page, self._shapes.fault_bytes(file))
-        if beyond is not None:
+        if beyond is not None and self._kernel.goes_on_as_foretold:
             self._beyond.append((file, *beyond))
 
     def _cover(self, hits: list[Item], start_bytes: int, end_bytes: int, seed: Item | None) -> None:
@@ -665,7 +669,7 @@ class Follower:
                 end_bytes += _PAGE  # the next page is the one that will be wanted
             page_bytes = max(0, page_bytes - half)
             end_bytes = max(end_bytes, page_bytes + fault_bytes)
-        elif self._is_learned:
+        elif self._is_learned or not self._kernel.is_longer_as_foretold:
             end_bytes = item.end_bytes
         else:
             end_bytes = BLOCK_BYTES * self._exact_end(

@@ -17,6 +17,9 @@ from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS
 
 _SHIFT = 40
+_MEMORY = 1024
+_ON_TRIALS = 16
+_ON_SHARE = 8  # that place is known only once somebody comes to it, which may be seconds after it was foretold
 _EXTENT_SHIFT = EXTENT_BLOCKS.bit_length() - 1
 
 
@@ -26,6 +29,28 @@ class KernelPages:
     def __init__(self) -> None:
         self._asked: OrderedDict[int, int] = OrderedDict()
         self._marks: OrderedDict[int, None] = OrderedDict()
+        self._foretold: OrderedDict[int, None] = OrderedDict()
+        self._on_foretold = self._on_came = 0
+        self._longer_foretold = self._longer_came = 0
+
+    @property
+    def goes_on_as_foretold(self) -> bool:
+        """Enough of what it was to read on by itself did come (at first it is believed): not so where pages were dropped meanwhile."""
+        return self._on_foretold < _ON_TRIALS or _ON_SHARE * self._on_came >= self._on_foretold
+
+    @property
+    def is_longer_as_foretold(self) -> bool:
+        """READs of records were longer where they had to be, at least as often as not."""
+        return 0 < self._longer_foretold <= 2 * self._longer_came
+
+    def exact(self, file: int, start_bytes: int, end_bytes: int, wanted_end_bytes: int, fault_bytes: int) -> None:
+        """A READ came of who wants the pages up to ``wanted_end_bytes``: learn whether it is as long as it was to be."""
+        first, end, wanted_end = (-(-offset // BLOCK_BYTES) for offset in (start_bytes, end_bytes, wanted_end_bytes))
+        if first < wanted_end and self.exact_end(file, first, wanted_end, fault_bytes // BLOCK_BYTES) > wanted_end:
+            self._longer_foretold += 1
+            self._longer_came += end > wanted_end
+            if self._longer_foretold > _MEMORY:
+                self._longer_foretold, self._longer_came = self._longer_foretold // 2, self._longer_came // 2
 
     def note(self, file: int, start_bytes: int, end_bytes: int) -> None:
         """A READ came."""
@@ -42,6 +67,8 @@ class KernelPages:
         else:
             mark = self._mark_of_fault(file, first, end, fault_bytes // BLOCK_BYTES, wanted_bytes // BLOCK_BYTES)
         self._add(file, first, end)
+        if self._foretold.pop(file << _SHIFT | first, 0) is None:
+            self._on_came += 1
         if not first <= mark < end:
             return None
         self._marks[file << _SHIFT | mark] = None
@@ -59,8 +86,19 @@ class KernelPages:
                 del marks[base | page]
                 fault_pages = fault_bytes // BLOCK_BYTES
                 missing = self._first_missing(file, page + 1, page + 1 + fault_pages)
-                return None if missing is None else (missing, missing + fault_pages)
+                if missing is None:
+                    return None
+                self._foretell(base | missing)
+                return missing, missing + fault_pages
         return None
+
+    def _foretell(self, place: int) -> None:
+        self._foretold[place] = None
+        if len(self._foretold) > _MEMORY:
+            self._foretold.popitem(last=False)
+        self._on_foretold += 1
+        if self._on_foretold > _MEMORY:
+            self._on_foretold, self._on_came = self._on_foretold // 2, self._on_came // 2
 
     def goes_on(self, file: int, start_bytes: int) -> bool:
         """The page before was asked for: so begins what the kernel reads on, and few faults do."""
