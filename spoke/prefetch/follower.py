@@ -172,14 +172,15 @@ class Follower:
         self.matched_reads += 1
         # What was foretold was asked for: what of a longer READ was not, or who is late with hundreds of steps ahead of him, is no
         # reason to run further ahead.
-        is_ample = len(cursor.items) >= 2 * limits.ORDER_START_STEPS
+        ample_bytes = int(2 * limits.ORDER_START_STEPS * cursor.average_bytes)
+        grows = late and (self._is_learned or not (missed or cursor.window.window_bytes >= ample_bytes))
         cursor.window.read(
             now_s,
             length_bytes,
             cursor.matched_reads * self._evidence_bytes(cursor),
-            late=late and (self._is_learned or not (missed or is_ample)),
+            late=grows,
             latency_s=latency_s,
-            cap_bytes=cap_bytes,
+            cap_bytes=min(cap_bytes, ample_bytes) if grows and not self._is_learned else cap_bytes,
             eager=self._is_learned,
             least_bytes=self._least_bytes(now_s, length_bytes, cursor),
         )
