@@ -832,6 +832,21 @@ ORDER_WINDOW_MIN_BYTES = 8 * 1024 * 1024
 """Smallest window of a place in an order, where the cache has room for it: all workers of a lane may ask for a batch at once,
 and an order says what that will be, whatever rate they had on average."""
 
+ORDER_START_BYTES = 64 * 1024 * 1024
+ORDER_START_STEPS = 512
+"""Fetched of an order before anybody reads it, its lanes together, and steps of each: 4 workers that start ask for 2 batches of 8 samples
+each, which cut from short documents are 200 page faults, 25 MiB, before a step of the job gives the link any time. The order waits."""
+
+ORDER_LEAD_S = 2.0
+"""A plan or recipe runs at least so much of its readers' time ahead: what comes is known, and the link is idle half the time; so a burst,
+a lost packet or a busy hub is nobody's wait. Within the windows' share of the cache."""
+
+ORDER_KERNEL_MARKS_MAX = 16_384
+"""Pages of an order's mapped files at which the kernel will read on by itself (at most 300 B each). The oldest is forgotten."""
+
+ORDER_PLAN_PIECES = 128
+"""Pieces that an order plans in one go (0.1 to 0.25 ms each, of the event loop's time): readers come in between. The rest waits."""
+
 ORDER_SPREAD_MAX_STEPS = 4096
 """Beyond this distance workers of a lane are followed as places of their own."""
 

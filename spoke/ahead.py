@@ -5,6 +5,7 @@ The planner is pure and decides; this module is its hands: it gives it the time,
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -185,7 +186,10 @@ class Ahead:
         )
         if budget_bytes < EXTENT_BYTES:
             return  # what arrives makes room for a whole one
-        for fetch in planner.plan(self._clock(), budget_bytes):
+        fetches = planner.plan(self._clock(), budget_bytes)
+        for fetch in fetches:
             asked_bytes = fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks, REASON_NUMBERS[fetch.reason])
             self._counts.prefetch_asked_bytes += asked_bytes
             planner.asked(fetch, asked_bytes)
+        if fetches and planner.has_plans:  # it plans a little at a time, so that readers come in between
+            asyncio.get_running_loop().call_soon(self._pump)

@@ -99,9 +99,10 @@ class Job:
             self.used[file.version] = bytearray(count_blocks(file.size_bytes))
 
     def pump(self) -> None:
-        for fetch in self.planner.plan(self.now_s, 1 << 40):
-            self.fetches.append(fetch)
-            self.coming.append((self.reads + self.delay_reads, fetch))
+        while fetches := self.planner.plan(self.now_s, 1 << 40):  # a little at a time
+            for fetch in fetches:
+                self.fetches.append(fetch)
+                self.coming.append((self.reads + self.delay_reads, fetch))
 
     def step(self, step: Step) -> None:
         """What the kernel asks for when a reader takes this step."""

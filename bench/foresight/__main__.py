@@ -147,6 +147,10 @@ class Measuring:
         self.say(load, "local time / time", local["took_s"] / cold["took_s"])
 
     def recipes(self) -> None:
+        for name in self.arguments.recipes:
+            {"megatron": self._megatron, "mds": self._mds}[name]()
+
+    def _megatron(self) -> None:
         batch, length_bytes = 8, 2 * (SEQ_LENGTH + 1)
         count = min(RECIPE_BATCHES, self.size_bytes // 4 // length_bytes // batch)
         self._recipe(
@@ -167,9 +171,11 @@ class Measuring:
                 str(count * batch),
             ),
         )
+
+    def _mds(self) -> None:
         self._recipe(
             "mds",
-            Asked("mds", "", "", batch=batch, step_s=self._random_step_s(batch), batches=RECIPE_BATCHES),
+            Asked("mds", "", "", step_s=self._random_step_s(8), batches=RECIPE_BATCHES),
             ("--dir", "d", "--shuffle-block-size", "4000", "--epochs", "1"),
         )
 
@@ -285,6 +291,7 @@ class Measuring:
         self.say("streams", "the same without the first MiB of each", after, least=0.8)
 
 
+RECIPES = ("megatron", "mds")
 LOADS = ("sweep", "recipes", "plan", "again", "anew", "streams")
 
 
@@ -298,6 +305,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--loads", default=",".join(LOADS), help=f"of {', '.join(LOADS)} (default all)")
     parser.add_argument("--workers", type=lambda text: [int(word) for word in text.split(",")], default=list(SWEEP_WORKERS),
                         help="of the sweeps (default 1,4,16,64)")  # fmt: skip
+    parser.add_argument("--recipes", type=lambda text: text.split(","), default=list(RECIPES),
+                        help="of the load recipes (default megatron,mds)")  # fmt: skip
     parser.add_argument(
         "--python", default=sys.executable, help="an interpreter that has torch, megatron-core and mosaicml-streaming"
     )
@@ -307,6 +316,8 @@ def parse() -> argparse.Namespace:
     arguments.loads = [word.strip() for word in arguments.loads.split(",")]
     if unknown := sorted(set(arguments.loads) - set(LOADS)):
         raise UsageError(f"--loads: there is no {', '.join(unknown)}; there are {', '.join(LOADS)}")
+    if unknown := sorted(set(arguments.recipes) - set(RECIPES)):
+        raise UsageError(f"--recipes: there is no {', '.join(unknown)}; there are {', '.join(RECIPES)}")
     if arguments.size < 16 * MIB:
         raise UsageError(f"--size {format_size(arguments.size)}: at least 16 MiB")
     if importlib.util.find_spec("torch") is None and arguments.python == sys.executable:

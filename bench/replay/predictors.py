@@ -180,9 +180,12 @@ class Planned(_Base):
         return planner.plan(now_s, budget_bytes) if budget_bytes >= EXTENT_BYTES else ()
 
     def _ask(self, fetches: Sequence[Fetch]) -> None:
-        for fetch in fetches:
-            file, blocks = int.from_bytes(fetch.version, "big"), fetch.blocks
-            self.planner.asked(fetch, self.sim.prefetch(file, blocks.first_block, blocks.block_count))
+        """It plans a little at a time."""
+        while fetches:
+            for fetch in fetches:
+                file, blocks = int.from_bytes(fetch.version, "big"), fetch.blocks
+                self.planner.asked(fetch, self.sim.prefetch(file, blocks.first_block, blocks.block_count))
+            fetches = self._plan(self.sim.now_s)
 
 
 class Oracle(_Base):

@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from enum import IntEnum
 
 from common import limits
-from common.blocks import EXTENT_BYTES
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, count_blocks
 from spoke.prefetch.window import Window
 
 PIECE_BYTES = 128 * 1024
@@ -42,18 +42,21 @@ class Run:
 class Item:
     """A piece of a step, ``start_bytes`` to ``end_bytes``; of these, ``cost_bytes`` are fetched for it (whole blocks).
 
-    ``read_end_bytes``: where what is fetched for it ends. ``beyond_bytes``: where a model of the kernel says that its READ ends.
+    ``first_block`` to ``end_block``: what is fetched for it. ``beyond_bytes``: where a model of the kernel says that its READ ends.
+    ``is_behind``: readers are past it, and it counts among what its cursor has behind.
     """
 
     __slots__ = (
         "beyond_bytes",
         "cost_bytes",
         "cursor",
+        "end_block",
         "end_bytes",
         "file",
+        "first_block",
         "foretold_at_read",
+        "is_behind",
         "position",
-        "read_end_bytes",
         "run",
         "start_bytes",
         "state",
@@ -72,8 +75,10 @@ class Item:
         self.run = run
         self.state = state
         self.foretold_at_read = 0
-        self.read_end_bytes = end_bytes
+        self.first_block = start_bytes // BLOCK_BYTES
+        self.end_block = count_blocks(end_bytes)
         self.beyond_bytes = end_bytes
+        self.is_behind = False
 
 
 class Cursor:
@@ -83,8 +88,11 @@ class Cursor:
     marks lie before it. ``used_at_read``: the read that last fulfilled one of its predictions, which an echo of an earlier one does not.
     """
 
-    __slots__ = ("ahead_bytes", "average_bytes", "front", "is_at_end", "is_later_pass", "items", "lane", "matched_reads",
-                 "next_offset_bytes", "next_position", "run", "seen_at_read", "spread", "trail", "used_at_read", "window")  # fmt: skip
+    __slots__ = (
+        "_pace_bytes", "_span_bytes", "_span_start_s", "ahead_bytes", "average_bytes", "behind", "behind_bytes", "front", "is_at_end",
+        "is_later_pass", "items", "lane", "matched_reads", "next_offset_bytes", "next_position", "run", "seen_at_read", "spread", "trail",
+        "used_at_read", "window",
+    )  # fmt: skip
 
     def __init__(self, now_s: float, lane: int, front: int, window_bytes: int) -> None:
         self.lane = lane
@@ -97,29 +105,71 @@ class Cursor:
         self.window = Window(now_s)
         self.window.window_bytes = window_bytes
         self.items: deque[Item] = deque()
-        """Predicted, and not yet fallen behind."""
+        """Predicted, and readers are not past them."""
+        self.behind: deque[Item] = deque()
+        """Predicted, and the furthest reader is past them: others may come, or the kernel has the pages and nobody will ask."""
         self.trail: deque[Item] = deque()
         """Fallen behind; kept for who comes late."""
         self.ahead_bytes = 0
+        self.behind_bytes = 0
+        self._span_start_s = now_s
+        self._span_bytes = self._pace_bytes = 0
         self.average_bytes = float(PIECE_BYTES)
         self.matched_reads = 0
         self.seen_at_read = 0
         self.used_at_read = 0
         self.run = Run(-1, 0)
 
-    @property
-    def allowed_bytes(self) -> int:
-        """What may be ahead: the window, and what readers far apart have before them meanwhile."""
-        window_bytes = self.window.window_bytes
-        return window_bytes + min(window_bytes, int(self.spread * self.average_bytes))
+    def pace(self, now_s: float, length_bytes: int) -> int:
+        """So much was read; what was in the last whole span of ORDER_LEAD_S, the rush at a start included."""
+        self._span_bytes += length_bytes
+        if now_s - self._span_start_s >= limits.ORDER_LEAD_S:
+            self._pace_bytes = int(self._span_bytes * limits.ORDER_LEAD_S / (now_s - self._span_start_s))
+            self._span_start_s, self._span_bytes = now_s, 0
+        return self._pace_bytes
 
     @property
     def is_hungry(self) -> bool:
-        allowed_bytes = self.allowed_bytes
-        room_bytes = allowed_bytes - self.ahead_bytes
-        if len(self.items) >= limits.ORDER_AHEAD_MAX_STEPS:
+        window_bytes = self.window.window_bytes
+        room_bytes = window_bytes - self.ahead_bytes
+        if self.is_full:
             return False
-        return room_bytes > 0 and room_bytes >= min(EXTENT_BYTES, allowed_bytes // 8)
+        return room_bytes > 0 and room_bytes >= min(EXTENT_BYTES, window_bytes // 8)
+
+    @property
+    def is_full(self) -> bool:
+        """As many steps are predicted and not read as may be; before anybody was seen here, as many as may be asked for at once."""
+        is_begun = self.matched_reads or self.is_later_pass
+        most = limits.ORDER_AHEAD_MAX_STEPS if is_begun else limits.ORDER_START_STEPS
+        return len(self.items) + len(self.behind) >= most
+
+    def add(self, item: Item) -> None:
+        """A piece was predicted."""
+        if item.position < self.front:
+            item.is_behind = True
+            self.behind.append(item)
+            self.behind_bytes += item.cost_bytes
+        else:
+            self.items.append(item)
+            self.ahead_bytes += item.cost_bytes
+
+    def settle(self, item: Item) -> None:
+        """A piece that was waited for is read, or written off: it takes no room any more."""
+        if item.is_behind:
+            self.behind_bytes -= item.cost_bytes
+        else:
+            self.ahead_bytes -= item.cost_bytes
+
+    def pass_by(self) -> None:
+        """What readers have passed, or read, is not ahead any more."""
+        items, front = self.items, self.front
+        while items and (items[0].position < front or items[0].state is State.READ):
+            item = items.popleft()
+            if item.state in (State.ASKED, State.SHADOW):
+                self.ahead_bytes -= item.cost_bytes
+                self.behind_bytes += item.cost_bytes
+            item.is_behind = True
+            self.behind.append(item)
 
     def moved_to(self, position: int) -> None:
         """A step was read."""

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from common import limits
-from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange, intersection
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange, count_blocks, intersection
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.cursor import PIECE_BYTES, Cursor, Item, Marks, Run, State
 from spoke.prefetch.gate import Gate
+from spoke.prefetch.kernel_marks import KernelMarks
 from spoke.prefetch.kernel_pages import KernelPages
 from spoke.prefetch.lockon import Finder, Found
+from spoke.prefetch.matching import TOGETHER_STEPS, fulfilled
 from spoke.prefetch.next_use import NEVER, Use, Used, pieces_of, steps_until, uses_of
 from spoke.prefetch.orders import Order, Reader, Reason
 from spoke.prefetch.predictions import Predictions
@@ -31,11 +33,12 @@ __all__ = ["NEVER", "Ahead", "Follower"]
 
 _PAGE = 4096
 _ITEM_MAX_BYTES = (
-    PIECE_BYTES + 2 * FAULT_BYTES
+    PIECE_BYTES + 2 * FAULT_BYTES + _PAGE
 )  # more only with the largest readahead: an item then passes the budget once
 _SHARE_FADE = 1 / 64
-_TOGETHER_STEPS = 32
 _TRUSTED_SHARE = 0.5
+_EVIDENCE_STEPS = 8
+_BEYOND_MAX = 256
 _LANES_STARTED_MAX = 8
 _VAIN_EVERY = 8
 _FORGET_EVERY = 1024
@@ -70,6 +73,7 @@ class Follower:
         self._used = used
         self._unread_bytes = unread_bytes
         self._is_learned = order.reason is Reason.LEARNED
+        self._is_computed = order.reason not in (Reason.LEARNED, Reason.PLAN)
         self._comes_again = self._is_learned and not isinstance(order, Recording)
         self.gate = (
             Gate(limits.LEARN_GATE_ALLOWANCE_BYTES, limits.LEARN_GATE_WASTE_SHARE)
@@ -83,13 +87,16 @@ class Follower:
         """Of the last reads of the order's files, those it had foretold or could place."""
         self._came_again = False
         self._paused_until_s = 0.0
-        self._cap_bytes = limits.PREFETCH_START_BYTES
+        self._cap_bytes = limits.ORDER_START_BYTES
         self._cursors: list[Cursor] = []
         self._hungry: OrderedDict[int, Cursor] = OrderedDict()
         self._predictions = Predictions()
         self._marks = Marks()
         self._shapes = Shapes(as_recorded=self._is_learned, is_mapped=order.reader is Reader.MAPPED)
         self._pages = KernelPages()
+        self._kernel = KernelMarks(self._pages)
+        self._beyond: deque[tuple[int, int, int]] = deque(maxlen=_BEYOND_MAX)
+        """(file, first block, end) of what the kernel will read on by itself."""
         self._beyond_votes = (
             0  # whether READs go on beyond steps as the model says: not with O_DIRECT or POSIX_FADV_RANDOM
         )
@@ -101,14 +108,15 @@ class Follower:
 
     # --- events ------------------------------------------------------------------------------------------
 
-    def start(self, now_s: float, cap_bytes: int = limits.PREFETCH_START_BYTES) -> None:
+    def start(self, now_s: float, cap_bytes: int = limits.ORDER_START_BYTES) -> None:
         """A declared plan may be fetched from its beginning before anybody reads, a recipe's order too if its reader is known, so that
-        the READs have the right shape; lanes of other nodes are not guessed at. ``cap_bytes``: as with a read."""
+        the READs have the right shape; lanes of other nodes are not guessed at. At most ``cap_bytes`` in all."""
+        cap_bytes = min(cap_bytes, limits.ORDER_START_BYTES)
         begins = self.order.reason is Reason.PLAN or self.order.reader is not None
         if begins and self.order.lane_count <= _LANES_STARTED_MAX:
             for lane in range(self.order.lane_count):
                 if not any(cursor.lane == lane for cursor in self._cursors):
-                    window_bytes = min(cap_bytes, limits.PREFETCH_START_BYTES // max(1, self.order.lane_count))
+                    window_bytes = cap_bytes // max(1, self.order.lane_count)
                     self._add(Cursor(now_s, lane, self.order.first(lane) - 1, window_bytes))
 
     def grew(self, now_s: float, cap_bytes: int = limits.PREFETCH_START_BYTES) -> None:
@@ -146,8 +154,9 @@ class Follower:
         latency_s: float,
         cap_bytes: int,
         fault_bytes: int = FAULT_BYTES,
+        missed: bool = False,
     ) -> int | None:
-        """Learn from a READ of a handle whose faults move ``fault_bytes``.
+        """Learn from a READ of a handle whose faults move ``fault_bytes``. ``missed``: it is late because some of it was not asked for.
 
         None: the order does not explain it. Else the offset up to which further reads change nothing.
         """
@@ -158,9 +167,12 @@ class Follower:
         self._cap_bytes = cap_bytes
         self._shapes.opened_with(file, fault_bytes)
         end_bytes = start_bytes + length_bytes
-        if not self._is_learned:
-            self._pages.add(file, start_bytes, end_bytes)
         seed = self._match(file, start_bytes, end_bytes)
+        if not self._is_learned:
+            if self._shapes.faults(file):
+                self._kernel_reads(file, start_bytes, end_bytes, seed)
+            else:
+                self._pages.add(file, start_bytes, end_bytes)
         self.share += ((seed is not None) - self.share) * _SHARE_FADE
         if seed is None:
             found = self._finder.look_up(file, start_bytes, length_bytes)
@@ -176,14 +188,22 @@ class Follower:
         cursor.seen_at_read = self._reads
         cursor.matched_reads += 1
         self.matched_reads += 1
+        grows = late
+        if self._is_computed and late:
+            # What was foretold was asked for: what of a longer READ was not, or who is late with hundreds of steps ahead of him, is no
+            # reason to run further ahead. A declared plan may take what room the cache has.
+            ample_bytes = int(2 * limits.ORDER_START_STEPS * cursor.average_bytes)
+            grows = not missed and cursor.window.window_bytes < ample_bytes
+            cap_bytes = min(cap_bytes, ample_bytes) if grows else cap_bytes
         cursor.window.read(
             now_s,
             length_bytes,
-            cursor.matched_reads * EXTENT_BYTES,
-            late=late,
+            cursor.matched_reads * self._evidence_bytes(cursor),
+            late=grows,
             latency_s=latency_s,
             cap_bytes=cap_bytes,
-            least_bytes=min(limits.ORDER_WINDOW_MIN_BYTES, cap_bytes // 2),
+            eager=not self._is_computed,
+            least_bytes=self._least_bytes(now_s, length_bytes, cursor),
         )
         self._leave_behind(cursor)
         self._feed(cursor)
@@ -196,24 +216,48 @@ class Follower:
         if late or cursor.is_at_end or id(cursor) in self._hungry:
             return 0
         # The last read of a run is never passed over, so that nothing stays untold when its reader goes elsewhere.
-        return min(seed.run.end_bytes - 1, end_bytes + min(_QUIET_MAX_BYTES, cursor.allowed_bytes // 8))
+        return min(seed.run.end_bytes - 1, end_bytes + min(_QUIET_MAX_BYTES, cursor.window.window_bytes // 8))
+
+    def _evidence_bytes(self, cursor: Cursor) -> int:
+        """What one read that was foretold says for those to come: eight like it, though no more than an extent."""
+        if not self._is_computed:
+            return EXTENT_BYTES
+        return min(EXTENT_BYTES, int(_EVIDENCE_STEPS * cursor.average_bytes))
+
+    def _least_bytes(self, now_s: float, length_bytes: int, cursor: Cursor) -> int:
+        """What is ahead of a place however slowly it moves: all its workers may ask for their next batches at once. Of what is known for
+        sure, as much as was read of it in the last seconds."""
+        least_bytes = min(limits.ORDER_WINDOW_MIN_BYTES, self._cap_bytes // 2)
+        if self._is_learned:
+            return least_bytes
+        if self._is_computed:
+            least_bytes = min(least_bytes, int(limits.ORDER_START_STEPS * cursor.average_bytes))
+        return max(least_bytes, min(self._cap_bytes, cursor.pace(now_s, length_bytes)))
 
     @property
     def has_plans(self) -> bool:
-        return bool(self._hungry)
+        return bool(self._hungry or self._beyond)
 
     def plan(self, now_s: float, budget_bytes: int) -> Iterator[Ahead]:
-        """What to fetch, round the cursors about an extent at a time, and never more than the budget."""
+        """What to fetch, round the cursors about an extent at a time, never more than the budget, and not too much in one go."""
         if now_s < self._paused_until_s:
             return
-        while self._hungry and budget_bytes >= _ITEM_MAX_BYTES:
+        while self._beyond and budget_bytes >= _ITEM_MAX_BYTES:
+            file, first, end = self._beyond.popleft()
+            end = min(end, count_blocks(self._facts_of(file).size_bytes))
+            if self.gate.is_open and first < end:
+                budget_bytes -= (end - first) * BLOCK_BYTES
+                yield self._ahead(file, first, end)
+        pieces_left = limits.ORDER_PLAN_PIECES
+        while self._hungry and budget_bytes >= _ITEM_MAX_BYTES and pieces_left:
             key, cursor = self._hungry.popitem(last=False)
             given_bytes = 0
             pending: tuple[int, int, int] | None = None
-            while given_bytes < EXTENT_BYTES and budget_bytes >= _ITEM_MAX_BYTES:
+            while given_bytes < EXTENT_BYTES and budget_bytes >= _ITEM_MAX_BYTES and pieces_left:
                 item = self._predict(cursor)
                 if item is None:
                     break
+                pieces_left -= 1
                 given_bytes += item.cost_bytes
                 if item.state is State.SHADOW:
                     continue
@@ -227,7 +271,7 @@ class Follower:
                 pending = (item.file, first, end)
             if pending is not None:
                 yield self._ahead(*pending)
-            if given_bytes and cursor.ahead_bytes < cursor.allowed_bytes:
+            if given_bytes and cursor.ahead_bytes < cursor.window.window_bytes:
                 self._hungry[key] = cursor
 
     # --- what it knows -----------------------------------------------------------------------------------
@@ -359,36 +403,25 @@ class Follower:
             return None
         if self._is_learned:
             return self._match_recorded(hits, start_bytes, end_bytes)
-        length_bytes = end_bytes - start_bytes
-        fault_bytes = self._shapes.fault_bytes(file)
-        anchor_bytes = start_bytes + fault_bytes // 2 if length_bytes == fault_bytes else -1
-        seed: Item | None = None
-        best = (2, NEVER)
-        for item in hits:
-            page_bytes = item.start_bytes & ~4095
-            exact = start_bytes <= page_bytes < start_bytes + _PAGE
-            anchored = exact or page_bytes <= anchor_bytes < item.end_bytes
-            distance = abs(item.position - item.cursor.front - 1)
-            if item.state is State.READ:
-                distance += NEVER
-            rank = (0 if anchored else 1, distance)
-            if rank < best:
-                seed, best = item, rank
-        assert seed is not None
-        faults = self._shapes.faults(file)
-        if best[0] and not self._goes_on(seed, start_bytes, end_bytes, is_fault=faults and length_bytes == fault_bytes):
+        is_mapped = self._shapes.faults(file)
+        match = fulfilled(
+            hits,
+            start_bytes,
+            end_bytes,
+            fault_bytes=self._shapes.fault_bytes(file),
+            is_mapped=is_mapped,
+            goes_on=is_mapped and self._pages.goes_on(file, start_bytes),
+        )
+        if match is None:
             self._cover(hits, start_bytes, end_bytes, None)
-            return None  # somebody else's read that touches a prediction by chance
-        if not best[0]:
-            page_bytes = seed.start_bytes & ~4095
-            if page_bytes == anchor_bytes:
-                self._learn_shape(file, 1)
-            elif page_bytes == start_bytes and (start_bytes or length_bytes != fault_bytes):
-                self._learn_shape(file, -1)
+            return None
+        if match.vote:
+            self._learn_shape(file, match.vote)
+        seed = match.item
         if seed.state is not State.READ:
             self._consume(seed)
             seed.cursor.moved_to(seed.position)
-        self._cover(hits, start_bytes, end_bytes, None if faults else seed)
+        self._cover(hits, start_bytes, end_bytes, None if is_mapped else seed)
         return seed
 
     def _match_recorded(self, hits: list[Item], start_bytes: int, end_bytes: int) -> Item | None:
@@ -401,7 +434,7 @@ class Follower:
         for item in hits:
             cursor = item.cursor
             distance = abs(item.position - cursor.front - 1)
-            is_near = distance <= 2 * cursor.spread + _TOGETHER_STEPS
+            is_near = distance <= 2 * cursor.spread + TOGETHER_STEPS
             if not is_near and item.start_bytes & ~4095 != start_bytes:
                 continue
             rank = (item.state is State.READ, not is_near, distance)
@@ -413,16 +446,25 @@ class Follower:
             seed.cursor.moved_to(seed.position)
         return seed
 
-    @staticmethod
-    def _goes_on(item: Item, start_bytes: int, end_bytes: int, *, is_fault: bool) -> bool:
-        """Whether a READ that does not begin with a prediction still follows it: within a step, or readahead over several."""
-        cursor = item.cursor
-        if is_fault:
-            return False
-        if item.position == cursor.front:
-            return True
-        begins_in_it = start_bytes <= item.start_bytes & ~4095 < end_bytes
-        return begins_in_it and abs(item.position - cursor.front) <= cursor.spread + _TOGETHER_STEPS
+    def _kernel_reads(self, file: int, start_bytes: int, end_bytes: int, seed: Item | None) -> None:
+        """Pages of a mapped file came; where somebody will come to the one now marked, the kernel reads on."""
+        wanted_bytes = None if seed is None else max(start_bytes, seed.start_bytes)
+        fault_bytes = self._shapes.fault_bytes(file)
+        mark = self._kernel.read(file, start_bytes, end_bytes, fault_bytes, wanted_bytes)
+        if mark is None:
+            return
+        mark_bytes = mark * BLOCK_BYTES
+        for item in self._predictions.touched(file, mark_bytes, mark_bytes + 1):
+            # The READ may hold all that the step needs, so that it counts as read; who will take it has still to come.
+            if item.state in (State.ASKED, State.SHADOW) or item.position > item.cursor.front:
+                self._read_on(file, mark, mark)
+                return
+
+    def _read_on(self, file: int, first_page: int, last_page: int) -> None:
+        """Somebody will come to these pages, which the kernel has if one of them is marked."""
+        beyond = self._kernel.beyond(file, first_page, last_page, self._shapes.fault_bytes(file))
+        if beyond is not None and self._kernel.goes_on_as_foretold:
+            self._beyond.append((file, *beyond))
 
     def _cover(self, hits: list[Item], start_bytes: int, end_bytes: int, seed: Item | None) -> None:
         """Predictions that a READ fulfilled as well: the neighbours of ``seed``, and those whose bytes it holds.
@@ -444,11 +486,7 @@ class Follower:
             is_held = start_bytes <= item.start_bytes & ~4095 and item.end_bytes <= end_bytes
             if not is_held and not self._is_learned and (seed is None or item.run is not seed.run):
                 continue  # it shares some pages with the READ, and no more: its own is still to come
-            if (
-                seed is not None
-                and item.cursor is seed.cursor
-                and abs(item.position - seed.position) <= _TOGETHER_STEPS
-            ):
+            if seed is not None and item.cursor is seed.cursor and abs(item.position - seed.position) <= TOGETHER_STEPS:
                 self._consume(item)
                 item.cursor.moved_to(item.position)
             elif item.start_bytes >= start_bytes and item.end_bytes <= end_bytes:
@@ -463,11 +501,11 @@ class Follower:
     def _consume(self, item: Item) -> None:
         cost_bytes = item.cost_bytes
         if item.state is State.ASKED:
-            item.cursor.ahead_bytes -= cost_bytes
+            item.cursor.settle(item)
             self.used_bytes += cost_bytes
             self.gate.used(cost_bytes)
         elif item.state is State.SHADOW:
-            item.cursor.ahead_bytes -= cost_bytes
+            item.cursor.settle(item)
             self.gate.used(cost_bytes)
         elif item.state is State.EXPIRED:
             self.used_bytes += cost_bytes
@@ -491,12 +529,18 @@ class Follower:
                 self._used(version, blocks)
 
     def _leave_behind(self, cursor: Cursor) -> None:
-        """What lies further behind than readers are spread was not read; a while later it is forgotten."""
+        """What lies further behind than readers are spread was not read; a while later it is forgotten.
+
+        So was what is more than a window of it: the kernel has the pages of many steps, who read them asks nobody.
+        """
+        cursor.pass_by()
         slack = cursor.slack
         expired_before = cursor.front - slack
-        items, trail = cursor.items, cursor.trail
-        while items and (items[0].position < expired_before or items[0].state is State.READ):
-            item = items.popleft()
+        behind, trail, most_bytes = cursor.behind, cursor.trail, cursor.window.window_bytes
+        while behind and (
+            behind[0].position < expired_before or behind[0].state is State.READ or cursor.behind_bytes > most_bytes
+        ):
+            item = behind.popleft()
             self._expire(item)
             trail.append(item)
         forgotten_before = cursor.front - 4 * slack
@@ -505,16 +549,17 @@ class Follower:
 
     def _expire_old(self, cursor: Cursor) -> None:
         """What should have been read long ago, by the number of reads seen since, will not be."""
-        patience = (limits.ORDER_IDLE_READS + 4 * len(cursor.items)) * len(self._cursors)
-        items = cursor.items
-        while items and self._reads - items[0].foretold_at_read > patience:
-            item = items.popleft()
-            self._expire(item)
-            cursor.trail.append(item)
+        waiting = len(cursor.items) + len(cursor.behind)
+        patience = (limits.ORDER_IDLE_READS + 4 * waiting) * len(self._cursors)
+        for items in (cursor.behind, cursor.items):
+            while items and self._reads - items[0].foretold_at_read > patience:
+                item = items.popleft()
+                self._expire(item)
+                cursor.trail.append(item)
 
     def _expire(self, item: Item) -> None:
         if item.state is State.ASKED:
-            item.cursor.ahead_bytes -= item.cost_bytes
+            item.cursor.settle(item)
             # What was cached before costs nothing, and what the kernel had in its own cache it has read from here.
             first, end = self._range(item)
             item.cost_bytes = self._unread_bytes(self._facts_of(item.file).version, BlockRange(first, end - first))
@@ -523,7 +568,7 @@ class Follower:
             item.state = State.EXPIRED
             self._tell_used(item)
         elif item.state is State.SHADOW:
-            item.cursor.ahead_bytes -= item.cost_bytes
+            item.cursor.settle(item)
             self.gate.wasted(item.cost_bytes)
             item.state = State.EXPIRED_SHADOW
 
@@ -540,9 +585,11 @@ class Follower:
             marks.clear_from(lane, positions[0])
         for position in positions:
             marks.set(lane, position, read=True)
-        evidence_bytes = len(positions) * (1 if self._is_learned else 8) * EXTENT_BYTES
-        window_bytes = min(evidence_bytes, 2 * limits.PREFETCH_START_BYTES, self._cap_bytes)
-        cursor = Cursor(now_s, lane, positions[-1], window_bytes)
+        cursor = Cursor(now_s, lane, positions[-1], 0)
+        if self._cursors:
+            cursor.average_bytes = self._cursors[-1].average_bytes
+        evidence_bytes = len(positions) * (1 if self._is_learned else 8) * self._evidence_bytes(cursor)
+        cursor.window.window_bytes = min(evidence_bytes, 2 * limits.PREFETCH_START_BYTES, self._cap_bytes)
         cursor.next_position = positions[0] + 1
         cursor.spread = positions[-1] - positions[0]
         cursor.matched_reads = len(positions)
@@ -574,7 +621,7 @@ class Follower:
         self._steps_before += max(0, before - self.steps_taken)
         self._hungry.pop(id(cursor), None)
         self._hand_over(cursor)
-        for item in cursor.items:
+        for item in (*cursor.behind, *cursor.items):
             if item.state is not State.READ:
                 self._expire(item)
                 self._marks.clear(cursor.lane, item.position)
@@ -587,7 +634,7 @@ class Follower:
 
         Workers are often found twice at the start, and the place behind predicts what lies beyond all that the other did.
         """
-        unread = [item for item in cursor.items if item.state is not State.READ]
+        unread = [item for item in (*cursor.behind, *cursor.items) if item.state is not State.READ]
         if not unread:
             return
         first, lane = unread[0].position, cursor.lane
@@ -598,10 +645,10 @@ class Follower:
         for item in unread:
             item.cursor = heir
             item.foretold_at_read = self._reads
-        heir.ahead_bytes += cursor.ahead_bytes
+            item.is_behind = False
+        heir.ahead_bytes += cursor.ahead_bytes + cursor.behind_bytes
         heir.items = deque(sorted([*heir.items, *unread], key=lambda item: (item.position, item.start_bytes)))
-        cursor.items = deque(item for item in cursor.items if item.state is State.READ)
-        cursor.ahead_bytes = 0
+        _keep_read(cursor)
 
     def _forget(self, lane: int) -> None:
         """A plan's steps far behind all that read it take room for others."""
@@ -616,7 +663,7 @@ class Follower:
 
     def _predict(self, cursor: Cursor) -> Item | None:
         """The next piece ahead of a cursor, listed as predicted; None at the end, or when enough is ahead."""
-        if cursor.ahead_bytes >= cursor.allowed_bytes or len(cursor.items) >= limits.ORDER_AHEAD_MAX_STEPS:
+        if cursor.ahead_bytes >= cursor.window.window_bytes or cursor.is_full:
             return None
         order, lane = self.order, cursor.lane
         if not cursor.next_offset_bytes:
@@ -644,18 +691,12 @@ class Follower:
             run = cursor.run = Run(step.file, end_bytes)
         state = State.ASKED if self.gate.is_open else State.SHADOW
         item = Item(cursor, position, step.file, start_bytes, end_bytes, 0, run, state)
-        if not self._is_learned and not self._shapes.faults(step.file):
-            readahead_bytes = self._shapes.fault_bytes(step.file)
-            item.beyond_bytes = self._pages.read_end_bytes(step.file, start_bytes, end_bytes, readahead_bytes)
-            if self._beyond_votes >= 0:
-                item.read_end_bytes = item.beyond_bytes
-            self._pages.add(step.file, start_bytes, item.read_end_bytes)
-        first, end = self._blocks_of(step.file, start_bytes, end_bytes)
-        item.cost_bytes = (end - first) * BLOCK_BYTES
+        self._read_of(item)
         cursor.average_bytes += (item.cost_bytes - cursor.average_bytes) / 32
-        cursor.ahead_bytes += item.cost_bytes
         item.foretold_at_read = self._reads
-        cursor.items.append(item)
+        cursor.add(item)
+        if not self._is_learned and self._shapes.faults(step.file):
+            self._read_on(step.file, start_bytes // BLOCK_BYTES, (end_bytes - 1) // BLOCK_BYTES)
         self._predictions.add(item)
         return item
 
@@ -692,11 +733,30 @@ class Follower:
         if not any(other.lane == cursor.lane and other.front > cursor.front for other in self._cursors):
             self._marks.clear_from(cursor.lane, cursor.next_position)
 
-    def _range(self, item: Item) -> tuple[int, int]:
+    @staticmethod
+    def _range(item: Item) -> tuple[int, int]:
         """Blocks of the READ that the kernel will send: (first, end)."""
-        return self._blocks_of(item.file, item.start_bytes, item.read_end_bytes)
+        return item.first_block, item.end_block
+
+    def _read_of(self, item: Item) -> None:
+        """Foretell the READ that the kernel will send for a piece: by what has to be there, and by which pages it has already."""
+        file, size_bytes = item.file, self._facts_of(item.file).size_bytes
+        first, end = self._blocks_of(file, item.start_bytes, item.end_bytes)
+        item.cost_bytes = (end - first) * BLOCK_BYTES
+        if self._shapes.faults(file):
+            page = item.start_bytes // BLOCK_BYTES
+            if (item.end_bytes - 1) // BLOCK_BYTES > page and self._pages.has(file, page):
+                end = min(end + 1, count_blocks(size_bytes))  # the next page is the one that will be wanted
+        elif not self._is_learned:
+            fault_bytes = self._shapes.fault_bytes(file)
+            item.beyond_bytes = self._pages.read_end_bytes(file, item.start_bytes, item.end_bytes, fault_bytes)
+            if self._beyond_votes >= 0:
+                end = max(end, count_blocks(min(item.beyond_bytes, size_bytes)))
+            self._pages.add(file, item.start_bytes, end * BLOCK_BYTES)
+        item.first_block, item.end_block = first, end
 
     def _blocks_of(self, file: int, start_bytes: int, end_bytes: int) -> tuple[int, int]:
+        """Blocks that a READ of these bytes moves where nothing is in the kernel's cache: (first, end)."""
         size_bytes = self._facts_of(file).size_bytes
         page_bytes = start_bytes & ~4095
         if self._shapes.faults(file):
@@ -714,14 +774,13 @@ class Follower:
 
     def _predict_anew(self, cursor: Cursor) -> None:
         """READs turn out to have another shape than was predicted: what is present of them already is not fetched twice."""
-        unread = [item for item in cursor.items if item.state is not State.READ]
+        unread = [item for item in (*cursor.behind, *cursor.items) if item.state is not State.READ]
         if not unread:
             return
         for item in unread:
             self._predictions.remove(item)
             self._marks.clear(cursor.lane, item.position)
-        cursor.items = deque(item for item in cursor.items if item.state is State.READ)
-        cursor.ahead_bytes = 0
+        _keep_read(cursor)
         cursor.next_position = unread[0].position
         cursor.next_offset_bytes = 0
         cursor.is_at_end = False
@@ -731,6 +790,7 @@ class Follower:
 
     def _learn_shape(self, file: int, vote: int) -> None:
         if self._shapes.vote(file, vote):
+            self._pages.clear()  # what was foretold of it in another shape is not read so
             for cursor in self._cursors:
                 self._predict_anew(cursor)
 
@@ -742,3 +802,10 @@ class Follower:
             facts = self._files[file] = self.order.files[file]
             self._numbers[facts.version] = file
         return facts
+
+
+def _keep_read(cursor: Cursor) -> None:
+    """All that is ahead of a place and not read is somebody else's now, or nobody's."""
+    cursor.items = deque(item for item in cursor.items if item.state is State.READ)
+    cursor.behind = deque(item for item in cursor.behind if item.state is State.READ)
+    cursor.ahead_bytes = cursor.behind_bytes = 0

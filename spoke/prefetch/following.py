@@ -51,10 +51,16 @@ class Following:
             raise PlanTooLong(f"{len(self._followers)} orders are followed, which is the limit: drop one first")
         follower = self._followers[order.name] = Follower(order, self._ledger.unread_bytes, self._note_used)
         self._take_id(order.name)
-        follower.start(now_s, self._declared_cap_bytes())
+        follower.start(now_s, self._start_bytes(order))
+
+    def _start_bytes(self, order: Order) -> int:
+        """What may be fetched of an order before anybody reads it, its lanes together."""
+        if order.reason is Reason.PLAN:
+            return self._declared_cap_bytes() * max(1, order.lane_count)
+        return self._windows_max_bytes // 2
 
     def _declared_cap_bytes(self) -> int:
-        """The window of each place in the declared plans. As much again may be ahead of it, for readers that are far apart.
+        """The window of each place in the declared plans. As much again may be behind its first reader, for those that are far apart.
 
         What they read is certain, and what was read of them makes room: so the cache's room bounds them, and not a share of it as small as
         is right for guesses. In a cache of 24 MiB that was 3 MiB, all of it between the workers, and the link stood idle.
@@ -66,7 +72,7 @@ class Following:
     def grew(self, now_s: float, name: str) -> None:
         follower = self._followers.get(name)
         if follower is not None:
-            follower.grew(now_s, self._declared_cap_bytes())
+            follower.grew(now_s, self._start_bytes(follower.order))
 
     def drop(self, name: str) -> bool:
         known = self._followers.pop(name, None) or self._recordings.pop(name, None)
@@ -178,6 +184,7 @@ class Following:
                 latency_s=latency_s,
                 cap_bytes=declared_bytes if follower.order.reason is Reason.PLAN else cap_bytes,
                 fault_bytes=seen.fault_bytes,
+                missed=seen.result == "miss",
             )
             if found is not None:
                 explained = found if explained is None else min(explained, found)

@@ -1,9 +1,10 @@
-"""How far beyond a record the kernel reads when it takes scattered exact reads for a stream: a model of its context readahead. Pure.
+"""Which pages of an order's files the kernel has, and how far beyond a record it reads where it takes exact reads for a stream. Pure.
 
 Linux reads a cache miss by ``read`` or ``pread`` as it is, unless more pages than were asked for are in its page cache just before it, by
 whatever came about: then it takes them for the trace of a stream and reads as many again, up to its readahead (mm/readahead.c,
 page_cache_sync_ra). In a shuffled epoch over records of 64 KiB that is one read in twelve, all epoch long: two records before it were read
-by then, the one behind it was not, and the reader waits for that too. A read of a file's beginning is always taken so.
+by then, the one behind it was not, and the reader waits for that too. A read of a file's beginning is always taken so. What it reads on in
+mapped files is :mod:`spoke.prefetch.kernel_marks`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _GROUP = 1 << _GROUP_SHIFT
 
 
 class KernelPages:
-    """Pages of an order's files that the kernel has, or will have once what is foretold was read; those read longest ago are forgotten."""
+    """Pages of an order's files that the kernel has, or, of those read exactly, will have once what is foretold was read.
+
+    Those read longest ago are forgotten. Pages are numbered from a file's start.
+    """
 
     def __init__(self) -> None:
         self._bits: OrderedDict[int, int] = OrderedDict()
@@ -36,12 +40,39 @@ class KernelPages:
         while len(self._bits) > limits.ORDER_PAGE_GROUPS_MAX:
             self._bits.popitem(last=False)
 
+    def clear(self) -> None:
+        """Nothing is known any more."""
+        self._bits.clear()
+
+    def has(self, file: int, page: int) -> bool:
+        """The page was read, or will be."""
+        return bool(self._bits.get(file << 40 | page >> _GROUP_SHIFT, 0) >> (page & _GROUP - 1) & 1)
+
+    def goes_on(self, file: int, start_bytes: int) -> bool:
+        """The page before is there: so begins what the kernel reads on by itself, and few faults do."""
+        page = start_bytes >> PAGE_SHIFT
+        return page > 0 and self.has(file, page - 1)
+
+    def first_missing(self, file: int, first: int, end: int) -> int | None:
+        """The first page from ``first`` up to ``end`` that is not there."""
+        while first < end:
+            bit = first & _GROUP - 1
+            rest = self._bits.get(file << 40 | first >> _GROUP_SHIFT, 0) >> bit
+            present = (~rest & rest + 1).bit_length() - 1
+            if present < _GROUP - bit:
+                first += present
+                return first if first < end else None
+            first += _GROUP - bit
+        return None
+
     def read_end_bytes(self, file: int, start_bytes: int, end_bytes: int, readahead_bytes: int) -> int:
-        """Where the READ ends that the kernel sends for these bytes: at ``end_bytes`` or later. What it has of them it does not ask for."""
-        first, end = start_bytes >> PAGE_SHIFT, -(-end_bytes >> PAGE_SHIFT)
-        while first < end and self._has(file, first):
-            first += 1
-        if first == end:
+        """Where the READ ends that the kernel sends for an exact read of these bytes: at ``end_bytes`` or later.
+
+        What it has of them it does not ask for.
+        """
+        end = -(-end_bytes >> PAGE_SHIFT)
+        first = self.first_missing(file, start_bytes >> PAGE_SHIFT, end)
+        if first is None:
             return end_bytes
         most, asked = readahead_bytes >> PAGE_SHIFT, end - first
         if asked >= most:
@@ -57,13 +88,10 @@ class KernelPages:
                 before *= 2
             last = first + min(before + asked, most)
         for page in range(end, last):
-            if self._has(file, page):
+            if self.has(file, page):
                 last = page
                 break
         return max(end_bytes, last << PAGE_SHIFT)
-
-    def _has(self, file: int, page: int) -> bool:
-        return bool(self._bits.get(file << 40 | page >> _GROUP_SHIFT, 0) >> (page & _GROUP - 1) & 1)
 
     def _before(self, file: int, page: int, most: int) -> int:
         """Pages without a gap just before this one, counted up to ``most``."""

@@ -94,7 +94,7 @@ def test_a_plan_that_is_read_by_faults_is_foretold_anew() -> None:
 def test_a_declared_plan_is_fetched_before_anybody_reads() -> None:
     job = job_with(reason=Reason.PLAN)
     fetched_bytes = sum(fetch.blocks.block_count for fetch in job.fetches) * 4096
-    assert 8 * MIB <= fetched_bytes <= limits.PREFETCH_START_BYTES + MIB
+    assert 8 * MIB <= fetched_bytes <= limits.ORDER_START_BYTES + MIB
     assert {fetch.reason for fetch in job.fetches} == {Reason.PLAN}
     assert job.planner.orders()[0]["state"] == "waiting"
     for step in LANES[0][:200]:
@@ -279,12 +279,12 @@ def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             job.step(step)
     follower = job.planner._following._followers["an order"]
     assert len(follower._cursors) <= 2
-    assert all(len(cursor.items) <= 50 for cursor in follower._cursors)
+    assert all(len(cursor.items) + len(cursor.behind) <= 50 for cursor in follower._cursors)
     assert len(follower._marks._chunks) <= 1
     assert len(follower._finder.votes) <= 20
     assert len(follower._files) <= 3
     listed = {id(item) for item in follower._predictions.items()}
-    held = {id(item) for cursor in follower._cursors for item in [*cursor.items, *cursor.trail]}
+    held = {id(item) for cursor in follower._cursors for item in [*cursor.items, *cursor.behind, *cursor.trail]}
     assert listed <= held
 
 

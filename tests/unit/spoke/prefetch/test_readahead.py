@@ -132,11 +132,12 @@ def test_an_order_is_followed_whatever_faults_move(fault_kib: int) -> None:
 
 
 def test_files_opened_later_are_foretold_with_their_own_size() -> None:
-    files = [facts(number, 64 * MIB) for number in range(2)]
+    files = [facts(number, 512 * MIB) for number in range(2)]
     planner = Planner()
     planner.link(0.06, 1e9)
     dice = Random(9)
-    steps = [Step(number // 600, dice.randrange(63 * MIB), 2000) for number in range(1200)]
+    steps = [Step(number // 600, dice.randrange(511 * MIB), 2000) for number in range(3600)]
+    steps = [step._replace(file=min(1, step.file)) for step in steps]
     planner.add_order(0.0, growing(files, [steps], Reason.RECIPE))
     job = Job(planner, files, faults=True, delay_reads=4)
     job.pump()

@@ -1,0 +1,65 @@
+"""Which prediction a READ fulfils. Pure.
+
+A READ that begins as a prediction says it will, wherever the reader was thought to be, is that one. But the kernel asks only for
+pages that it has not: the READ of a fault may lack its beginning or its end, that of a record its first pages, and which page was
+wanted cannot be told any more. Such a READ is taken for what comes about now at the place, and for nothing else: by chance it
+touches predictions far ahead as well, and who believed those would look for the reader there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from spoke.prefetch.cursor import Item, State
+
+TOGETHER_STEPS = 32
+"""Readers of a place are this near to one another, besides what its spread says."""
+_FAR = 1 << 40
+_PAGE = 4096
+
+
+class Match(NamedTuple):
+    """``vote``: 1 if the READ is a page fault's, -1 if it is exact, 0 if it shows neither."""
+
+    item: Item
+    vote: int
+
+
+def fulfilled(
+    hits: Sequence[Item], start_bytes: int, end_bytes: int, *, fault_bytes: int, is_mapped: bool, goes_on: bool = False
+) -> Match | None:
+    """Of predictions whose pages a READ touches, the one that it was foretold by; None: it is somebody else's, or the kernel's own.
+
+    ``is_mapped``: faults are expected here, each of which moves ``fault_bytes``. ``goes_on``: the page before was asked for, so that this
+    may be what the kernel reads by itself, whose middle nobody wanted.
+    """
+    length_bytes = end_bytes - start_bytes
+    is_whole = length_bytes == fault_bytes
+    anchor_bytes = start_bytes + fault_bytes // 2 if is_whole else -1
+    best: Item | None = None
+    best_rank = (2, 0)
+    for item in hits:
+        page_bytes = item.start_bytes & -_PAGE
+        distance = abs(item.position - item.cursor.front - 1)
+        is_near = distance <= item.cursor.spread + TOGETHER_STEPS
+        is_centre = page_bytes <= anchor_bytes < item.end_bytes and (is_near or not goes_on)
+        if is_centre or (start_bytes == page_bytes and (not is_mapped or 0 <= end_bytes - item.end_bytes < _PAGE)):
+            kind = 0
+        elif is_near and not (is_mapped and is_whole):
+            kind = 1
+        else:
+            continue
+        rank = (kind, distance if item.state is not State.READ else distance + _FAR)
+        if rank < best_rank:
+            best, best_rank = item, rank
+    if best is None:
+        return None
+    page_bytes = best.start_bytes & -_PAGE
+    vote = 0
+    if not best_rank[0]:
+        if page_bytes == anchor_bytes:
+            vote = 1
+        elif page_bytes == start_bytes and (start_bytes or not is_whole):
+            vote = -1
+    return Match(best, vote)

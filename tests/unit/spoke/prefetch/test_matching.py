@@ -1,0 +1,69 @@
+"""A READ is told from others by where it begins, and where the kernel cut it, by what comes about now."""
+
+from __future__ import annotations
+
+from spoke.prefetch.cursor import Cursor, Item, Run, State
+from spoke.prefetch.matching import fulfilled
+
+FAULT = 128 * 1024
+PAGE = 4096
+
+
+def predicted(cursor: Cursor, position: int, start_bytes: int, end_bytes: int) -> Item:
+    return Item(cursor, position, 0, start_bytes, end_bytes, FAULT, Run(0, end_bytes), State.ASKED)
+
+
+def place(front: int = 100, spread: float = 0.0) -> Cursor:
+    cursor = Cursor(0.0, 0, front, 1 << 20)
+    cursor.spread = spread
+    return cursor
+
+
+def test_a_whole_fault_is_known_by_the_page_in_its_middle_wherever_the_reader_was() -> None:
+    cursor = place()
+    near, far = predicted(cursor, 101, 40 * PAGE, 40 * PAGE + 100), predicted(cursor, 5000, 50 * PAGE, 50 * PAGE + 100)
+    start_bytes = 50 * PAGE - FAULT // 2
+    match = fulfilled([near, far], start_bytes, start_bytes + FAULT, fault_bytes=FAULT, is_mapped=True)
+    assert match is not None
+    assert match.item is far
+    assert match.vote == 1
+
+
+def test_the_kernels_own_reading_on_is_nobodys() -> None:
+    """It is as long as a fault, and begins where an earlier READ ended: what lies in it was not asked for by a reader."""
+    cursor = place()
+    items = [predicted(cursor, 101, 40 * PAGE, 40 * PAGE + 100), predicted(cursor, 7000, 32 * PAGE, 32 * PAGE + 100)]
+    assert fulfilled(items, 32 * PAGE, 64 * PAGE, fault_bytes=FAULT, is_mapped=True) is None
+
+
+def test_where_the_kernel_may_read_on_the_page_in_the_middle_of_a_read_shows_nothing_far_away() -> None:
+    far = predicted(place(), 5000, 50 * PAGE, 50 * PAGE + 100)
+    start_bytes = 50 * PAGE - FAULT // 2
+    assert fulfilled([far], start_bytes, start_bytes + FAULT, fault_bytes=FAULT, is_mapped=True, goes_on=True) is None
+
+
+def test_a_fault_that_the_kernel_cut_is_what_comes_about_now() -> None:
+    cursor = place(spread=50.0)
+    near, far = predicted(cursor, 90, 44 * PAGE, 44 * PAGE + 100), predicted(cursor, 7000, 32 * PAGE, 32 * PAGE + 100)
+    match = fulfilled([near, far], 32 * PAGE, 50 * PAGE, fault_bytes=FAULT, is_mapped=True)
+    assert match is not None
+    assert match.item is near, "that it begins as a prediction far ahead does is chance"
+    assert fulfilled([far], 32 * PAGE, 50 * PAGE, fault_bytes=FAULT, is_mapped=True) is None
+
+
+def test_a_record_whose_first_page_the_kernel_had_is_known() -> None:
+    cursor = place()
+    record = predicted(cursor, 104, 10 * PAGE + 100, 13 * PAGE)
+    match = fulfilled([record], 11 * PAGE, 13 * PAGE, fault_bytes=FAULT, is_mapped=False)
+    assert match is not None
+    assert match.item is record
+    far = predicted(cursor, 900, 10 * PAGE + 100, 13 * PAGE)
+    assert fulfilled([far], 11 * PAGE, 13 * PAGE, fault_bytes=FAULT, is_mapped=False) is None
+
+
+def test_exact_reads_show_themselves_where_faults_were_expected() -> None:
+    cursor = place()
+    record = predicted(cursor, 900, 10 * PAGE + 100, 13 * PAGE)
+    match = fulfilled([record], 10 * PAGE, 13 * PAGE, fault_bytes=FAULT, is_mapped=True)
+    assert match is not None
+    assert match.vote == -1
