@@ -125,6 +125,10 @@ class Ahead:
         """Facts on each order followed: name, reason, state, lanes with position and length, used and wasted bytes."""
         return self._planner.orders() if self._planner is not None else []
 
+    def orders_knowing(self, version: bytes) -> list[Mapping[str, Any]]:
+        """Facts on the orders that name this file."""
+        return self._planner.orders_knowing(version) if self._planner is not None else []
+
     def _orders_changed(self) -> None:
         if self.foresee is not None and self._planner is not None:
             if self._planner.has_orders:

@@ -47,7 +47,7 @@ from spoke.hub_client.client import HubClient, make_hello
 from spoke.hub_client.credentials import Credentials
 from spoke.insight.watch import Insight
 from spoke.long_waits import LongWaits
-from spoke.memory import MemoryBudget, choose_limit
+from spoke.memory import Level, MemoryBudget, choose_limit
 from spoke.memory_watch import MemoryWatch
 from spoke.mending import Mending
 from spoke.metrics import METRICS, Counts
@@ -59,7 +59,8 @@ from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.suspicion_record import kept
 from spoke.namespace.tree import FIRST_SERIAL, Invalidation
-from spoke.orders.learner import Learner, is_learned_file
+from spoke.orders.exchange import OrderExchange
+from spoke.orders.learner import Learner, is_foreign_file, is_learned_file, own_name_prefix
 from spoke.orders.shelf import OrderShelf
 from spoke.page import spoke_page
 from spoke.pins import Pins
@@ -126,7 +127,13 @@ class Spoke:
         self.client = HubClient(
             host,
             port,
-            make_hello(settings.dataset, settings.identity, os.urandom(16), compression=settings.compression),
+            make_hello(
+                settings.dataset,
+                settings.identity,
+                os.urandom(16),
+                compression=settings.compression,
+                share_orders=shares_orders(settings),
+            ),
             bulk_links=settings.links,
             follower=self.follower,
             clock=clock,
@@ -220,9 +227,24 @@ class Spoke:
         self.order_shelf = OrderShelf(
             (settings.cache_dir / "orders").absolute(),
             self.ahead if settings.prefetch else None,
-            pass_over=lambda path: not settings.learn and is_learned_file(path),
+            pass_over=lambda path: (
+                (not settings.learn and is_learned_file(path)) or (not settings.share_orders and is_foreign_file(path))
+            ),
         )
         self.learner = Learner(self.order_recorder, self.order_shelf, self.ahead, settings.dataset)
+        self.order_exchange = self.learner.others = OrderExchange(
+            self.client.orders,
+            self.order_shelf,
+            self.ahead,
+            self.tree,
+            dataset=settings.dataset,
+            hub=settings.hub,
+            own_prefix=own_name_prefix(settings.dataset),
+            is_waited_for=lambda: self.reads.waiting > 0,
+            is_short_of_memory=lambda: self.memory.level >= Level.DROP_IDLE,
+            clock=clock,
+            enabled=shares_orders(settings),
+        )
 
     def _watch_over_blocks(self, settings: SpokeSettings) -> None:
         """Who looks at cached blocks again, and who mends those that are bad."""
@@ -297,6 +319,7 @@ class Spoke:
             self.recorder.open(go_on=self.handed is not None and self.handed.goes_on)
         await self.order_shelf.start()
         await self.learner.start()
+        await self.order_exchange.start()
         await self._mount()
         await self.control.start()
         await self.shared_port.start(self.pages, *self._metrics_address())
@@ -418,6 +441,7 @@ class Spoke:
         await self.shared_port.close()
         await self.pages.close()
         await self.learner.close()
+        await self.order_exchange.close(tell=not keep_mount)
         await self.warming.close()
         await self.scrub.close()
         await self.mending.close()
@@ -543,6 +567,11 @@ def pin_of(settings: SpokeSettings) -> Pin | None:
     if settings.revision is None and not settings.snapshot:
         return None
     return Pin(settings.revision, settings.snapshot)
+
+
+def shares_orders(settings: SpokeSettings) -> bool:
+    """Whether orders are told to other spokes and taken from them."""
+    return settings.prefetch and settings.learn and settings.share_orders
 
 
 def _planner(next_file: NextFile, capacity_bytes: int, recorder: OrderRecorder | None) -> Planner:

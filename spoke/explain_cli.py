@@ -94,6 +94,9 @@ def render(facts: Mapping[str, Any]) -> str:
             lines.append(f"             the longest, at {worst['offset_bytes']}, {worst['said']}")
     else:
         lines.append("  slow reads none known")
+    for order in facts["orders"]:
+        origin = f", {order['origin']}" if order["origin"] else ""
+        lines.append(f"  order      {order['name']}, {order['reason']}, {order['state']}{origin}")
     for number, note in enumerate(facts["history"][-8:]):
         extent = "" if place else f"MiB {note['extent']}: "
         lines.append(f"  {'history' if not number else '       '}    {extent}{note['said']}")

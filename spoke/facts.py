@@ -24,6 +24,7 @@ from spoke.metrics import Measured
 from spoke.namespace.journal import Journal
 from spoke.namespace.pin import Pin
 from spoke.namespace.replica import Replica
+from spoke.orders.exchange import OrderExchange
 from spoke.orders.learner import Learner
 from spoke.pins import Pins
 from spoke.prefetch.planner import Planner
@@ -47,6 +48,8 @@ class Shown(Measured, Protocol):
     def journal(self) -> Journal: ...
     @property
     def learner(self) -> Learner: ...
+    @property
+    def order_exchange(self) -> OrderExchange: ...
     @property
     def line(self) -> SupervisorLine | None: ...
     @property
@@ -192,7 +195,7 @@ class Facts:
             "warm": spoke.warming.facts(),
             "plans": spoke.plans.facts(),
             "orders": spoke.ahead.orders(),
-            "learned": spoke.learner.facts(),
+            "learned": {**spoke.learner.facts(), "shared": spoke.order_exchange.facts()},
             "data_path": {
                 "passthrough": passthrough.live if passthrough is not None else False,
                 "reason": passthrough.reason if passthrough is not None else "not mounted",

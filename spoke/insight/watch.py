@@ -39,8 +39,15 @@ class NoSuchPath(UsageError):
     wire_code = "no-such-path"
 
 
+class KnowsOrders(Protocol):
+    def orders_knowing(self, version: bytes) -> list[Mapping[str, Any]]: ...
+
+
 class Watched(Protocol):
     """What it looks at; the spoke is this."""
+
+    @property
+    def ahead(self) -> KnowsOrders: ...
 
     @property
     def counts(self) -> Counts: ...
@@ -306,6 +313,10 @@ class Insight:
                 ]
             ],
         }
+        facts["orders"] = [
+            {name: order[name] for name in ("name", "reason", "state", "origin")}
+            for order in self._spoke.ahead.orders_knowing(entry.version)
+        ]
         if offset_bytes is not None:
             facts["place"] = self._place(entry.version, entry.size_bytes, offset_bytes)
         return facts

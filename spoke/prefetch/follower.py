@@ -20,7 +20,7 @@ from spoke.prefetch.cursor import PIECE_BYTES, Cursor, Item, Marks, Run, State
 from spoke.prefetch.gate import Gate
 from spoke.prefetch.lockon import Finder, Found
 from spoke.prefetch.next_use import NEVER, steps_until
-from spoke.prefetch.orders import Order, Reader, Reason
+from spoke.prefetch.orders import SEEN_ONCE, Order, Reader, Reason
 from spoke.prefetch.predictions import Predictions
 from spoke.prefetch.recording import Recording
 from spoke.prefetch.shapes import Shapes, make_room
@@ -60,12 +60,10 @@ class Follower:
     def __init__(self, order: Order, unread_bytes: Callable[[bytes, BlockRange], int]) -> None:
         self.order = order
         self._unread_bytes = unread_bytes
-        self._is_learned = order.reason is Reason.LEARNED
+        self._is_learned = order.reason in SEEN_ONCE
         self._comes_again = self._is_learned and not isinstance(order, Recording)
         self.gate = (
-            Gate(limits.LEARN_GATE_ALLOWANCE_BYTES, limits.LEARN_GATE_WASTE_SHARE)
-            if order.reason is Reason.LEARNED
-            else Gate()
+            Gate(limits.LEARN_GATE_ALLOWANCE_BYTES, limits.LEARN_GATE_WASTE_SHARE) if self._is_learned else Gate()
         )
         self.used_bytes = 0
         self.wasted_bytes = 0
@@ -260,6 +258,7 @@ class Follower:
         return {
             "name": self.order.name,
             "reason": self.order.reason.value,
+            "origin": self.order.origin,
             "state": self.state,
             "lane_count": self.order.lane_count,
             "lanes": [

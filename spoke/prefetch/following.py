@@ -83,6 +83,10 @@ class Following:
         followed = [follower for follower in self._recordings.values() if follower.is_at_work]
         return [follower.facts() for follower in (*self._followers.values(), *followed)]
 
+    def knowing(self, version: bytes) -> list[Mapping[str, Any]]:
+        """As :meth:`facts`, of those that name this file."""
+        return [follower.facts() for follower in self._all() if follower.order.file_of(version) is not None]
+
     @property
     def is_active(self) -> bool:
         """Orders are followed; what is only being recorded does not count before somebody reads it again."""

@@ -130,6 +130,10 @@ class Planner:
         """Facts on each order followed, for ``status``."""
         return self._following.facts()
 
+    def orders_knowing(self, version: bytes) -> list[Mapping[str, Any]]:
+        """Facts on those that name this file, for ``explain``."""
+        return self._following.knowing(version)
+
     def order(self, name: str) -> Order | None:
         """The order followed under this name."""
         return self._following.order(name)
