@@ -36,7 +36,8 @@ SKETCH_STEPS = 128
 
 _SAME_SHARE = 0.9
 _SAME_PLACE_SHARE = 0.02
-_SAME_PLACE_STEPS = 16
+_SAME_PLACE_STEPS = 512  # sixteen workers with batches of 32 are that far apart
+_SAME_PLACE_SHARE_MAX = 0.1
 _ROW = struct.Struct("<QI16s")  # hash, position, version
 _HASH, _MIX, _MASK = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, (1 << 64) - 1
 
@@ -254,7 +255,7 @@ def is_same(one: Sketch, other: Sketch) -> bool:
     both = [place for place in sample if place in ones and place in others]
     if not both or len(both) < _SAME_SHARE * len(sample):
         return False
-    slack = max(_SAME_PLACE_SHARE, _SAME_PLACE_STEPS / min(one.steps, other.steps))
+    slack = max(_SAME_PLACE_SHARE, min(_SAME_PLACE_SHARE_MAX, _SAME_PLACE_STEPS / min(one.steps, other.steps)))
     near = sum(abs(ones[place] / one.steps - others[place] / other.steps) <= slack for place in both)
     return near >= _SAME_SHARE * len(both)
 
