@@ -55,7 +55,7 @@ def drop_orders(
     state_dir: StateDir,
     digests: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DIGEST…", help="As list shows it, or its beginning.", show_default=False),
+        typer.Argument(metavar="DIGEST", help="As list shows it, or its beginning.", show_default=False),
     ] = None,
     dataset: DatasetName = None,
     everything: Annotated[bool, typer.Option("--all", help="Every order of the dataset.")] = False,

@@ -298,7 +298,9 @@ def _examined(data: bytearray, digest: bytes) -> tuple[Mapping[bytes, int], Sket
 
 
 def _label(teller: Teller) -> str:
-    return cut_text(teller.identity, limits.LABEL_MAX_BYTES)
+    """Fit for a KEPT, whatever a certificate calls itself."""
+    name = teller.identity if teller.identity.isprintable() else ascii(teller.identity)
+    return cut_text(name or "?", limits.LABEL_MAX_BYTES)
 
 
 def _pacer(burst: int, interval_s: float) -> Pacer:

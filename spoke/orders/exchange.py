@@ -140,7 +140,7 @@ class OrderExchange:
             try:
                 async with asyncio.timeout(limits.ORDER_STOP_S):
                     await self._tell()
-            except (TimeoutError, HeadraceError) as error:
+            except (TimeoutError, HeadraceError, OSError) as error:
                 log.debug("what was learned last is told after the next start", error=str(error))
 
     def _linked(self) -> None:
@@ -204,6 +204,7 @@ class OrderExchange:
         try:
             packed, found = await asyncio.to_thread(reports.prepare, path)
         except (OrderError, DiskError) as error:
+            self._own[name] = (None, None)
             log.debug("an order cannot be told", order=name, error=str(error))
             return None
         self._own[name] = (packed.digest if packed is not None else None, found)
@@ -248,7 +249,8 @@ class OrderExchange:
             if vain > _VAIN_MAX:
                 raise PeerError("the hub asks for the same piece of an order again and again")
             at = min(reported.offset_bytes, total_bytes)
-            self._sent_s[digest] = self._clock()
+            if at == total_bytes:
+                self._sent_s[digest] = self._clock()
         self._told.add(digest)
         self._retry_after_s = limits.ORDER_RETRY_S
         self.told["told"] += 1
@@ -262,6 +264,7 @@ class OrderExchange:
     # --- getting -----------------------------------------------------------------------------------------
 
     async def _get(self) -> None:
+        generation = self._generation
         kept = await self._questions.kept()
         if self._refuse_listed:
             await self._refuse(*(order.digest for order in kept.orders))
@@ -276,11 +279,12 @@ class OrderExchange:
         for order in _from_both_ends(wanted):
             if len(self.names()) >= limits.ORDERS_FOREIGN_KEPT - self._distrusted or self._is_short_of_memory():
                 return
-            await self._fetch(order)
+            if generation != self._generation:  # all was reset meanwhile
+                return
+            await self._fetch(order, generation)
             self._waiting -= 1
 
-    async def _fetch(self, order: KeptOrder) -> None:
-        generation = self._generation
+    async def _fetch(self, order: KeptOrder, generation: int) -> None:
         data = self._arriving[1] if self._arriving[0] == order.digest else bytearray()
         self._arriving = (order.digest, data)
         while len(data) < order.total_bytes:
@@ -394,7 +398,7 @@ class OrderExchange:
     async def _tidy(self) -> None:
         """Let go of what does not pay, what names nothing any more, and note what somebody dropped."""
         names = set(self.names())
-        for name in self._held - names:
+        for name in sorted(self._held - names):
             self._sketches.pop(name, None)
             await self._refuse(self._digest_of(name))
         self._held = names
@@ -403,7 +407,7 @@ class OrderExchange:
             for facts in self._follows.orders()
             if facts["name"] in names and facts["state"] == "distrusted"
         }
-        for name in distrusted & self._suspects:
+        for name in sorted(distrusted & self._suspects):
             self._distrusted += 1
             self.received["distrusted"] += 1
             log.info("an order of another spoke did not pay and is dropped", order=name)
@@ -449,7 +453,7 @@ class OrderExchange:
 
     async def followed(self, name: str) -> None:
         """An epoch was read along this order of another spoke."""
-        if not is_proven(self._shelf.paths[name]):
+        if name in self._shelf.paths and not is_proven(self._shelf.paths[name]):
             await self._shelf.move(name, self._path(self._digest_of(name), proven=True))
         proven = [known for known in self.names() if known != name and is_proven(self._shelf.paths[known])]
         if self._waiting and len(proven) >= limits.ORDERS_FOREIGN_KEPT // 2:
@@ -464,7 +468,8 @@ class OrderExchange:
     async def idle(self, names: Collection[str]) -> None:
         """An epoch went by without these: as many others as wait for their room get it."""
         for name in list(names)[: self._waiting]:
-            if not is_proven(self._shelf.paths[name]):
+            path = self._shelf.paths.get(name)
+            if path is not None and not is_proven(path):
                 self.received["idle"] += 1
                 await self._let_go(name, refuse=False)
 

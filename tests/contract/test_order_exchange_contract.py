@@ -236,9 +236,8 @@ async def test_it_is_there_after_restarts_of_both(hub: Hub, spoke: Any, tmp_path
     await until(lambda: bool(second.foreign))
     await second.stop()
     await hub.stop()
-    again = Spoke.__new__(Spoke)
     await hub.start(port=port, orders=False)
-    again.__init__(hub, tmp_path, "gpu-2")  # type: ignore[misc]
+    again = Spoke(hub, tmp_path, "gpu-2")
     await again.start()
     assert again.foreign == second.foreign, "held on disk, whatever the hub says now"
     assert again.exchange.facts()["hub_keeps_orders"] is False
@@ -416,9 +415,8 @@ async def test_a_renamed_file_is_found_by_its_version(hub: Hub, spoke: Any, tmp_
     await until(lambda: first.exchange.told["told"] == 1)
     hub.source.rename(FILES[0], b"moved.bin")
     entries: dict[bytes, Entry] = hub.source.entries()
-    second = Spoke.__new__(Spoke)
     hub.source.put(FILES[0], b"another file in its place")
-    second.__init__(hub, tmp_path, "gpu-2")  # type: ignore[misc]
+    second = Spoke(hub, tmp_path, "gpu-2")
     await second.start()
     await until(lambda: bool(second.foreign))
     assert len(second.steps(second.foreign[0])) == RECORDS
