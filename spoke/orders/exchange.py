@@ -197,8 +197,8 @@ class OrderExchange:
         for name in self.names():
             digest = self._digest_of(name)
             if is_proven(self._shelf.paths[name]) and digest not in self._told:
-                self._told.add(digest)
                 await self._questions.note(digest)
+                self._told.add(digest)  # not before: a stop may break it off, and says it again
 
     async def _prepare(self, name: str, path: Path) -> PackedReport | None:
         try:
