@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -109,6 +110,7 @@ class OrderExchange:
         self._distrusted = 0
         self._waiting = 0
         """Orders that the hub has and for which there was no room."""
+        self._saving = Lock()
         self._generation = 0
         self._arriving: tuple[bytes, bytearray] = (b"", bytearray())
         self._retry_s = 0.0
@@ -134,6 +136,8 @@ class OrderExchange:
             return
         self._questions.on_linked = None
         await cancel_and_wait(self._task)
+        if self._refused or self._refuse_listed:  # a round that was broken off may not have written it
+            await asyncio.to_thread(self._save)
         if tell and self._questions.are_answered:
             self._hurry = True
             self._retry_s = 0.0
@@ -511,8 +515,9 @@ class OrderExchange:
             "refused": [digest.hex() for digest in self._refused],
         }
         try:
-            self._state_path.parent.mkdir(mode=0o700, exist_ok=True)
-            replace_file(self._state_path, json.dumps(facts))
+            with self._saving:
+                self._state_path.parent.mkdir(mode=0o700, exist_ok=True)
+                replace_file(self._state_path, json.dumps(facts))
         except OSError as error:
             log.warning("which orders are not wanted cannot be kept", path=str(self._state_path), error=str(error))
 
