@@ -551,6 +551,9 @@ WORKER_IDLE_SHARE = 0.01
 WORKER_ASKS_MAX = 256
 """CHECKs and looks at moved files that one serving process has open with the main one. Wait."""
 
+WORKER_ORDER_ASKS_MAX = 16
+"""Questions about orders, of up to 64 KiB each, that one serving process has open with the main one. Wait."""
+
 WORKER_REPLACED_MAX = 4096
 """Versions named to the serving processes after one batch of changes; of more they forget all places, and look them up again."""
 
@@ -1192,3 +1195,87 @@ LEARNED_UNPROVEN_KEPT = 2
 
 LEARNED_PROVEN_KEPT = 3
 """Those that were followed, the last ones (training, evaluation, another job). Dropped."""
+
+# --- orders that spokes tell each other through the hub (common/order_report, hub/orders, spoke/orders/exchange) ---
+
+ORDER_REPORT_MAX_STEPS = 1 << 21
+"""Steps of an order that is told to others: 256 GiB read by page faults, 32 MiB when unpacked. Longer ones stay where they were learned."""
+
+ORDER_REPORT_MAX_FILES = 1 << 18
+"""Files of one. Longer ones stay where they were learned; refuse: DamagedOrder."""
+
+ORDER_REPORT_MAX_BYTES = 16 * 1024 * 1024
+"""One, packed (a shuffle takes some 4 B a step). Senders keep it, receivers refuse."""
+
+ORDER_PIECE_BYTES = 64 * 1024
+"""Of an order, in one REPORT or PIECE: 5 ms at 100 Mbit/s, the most that anything can wait behind it. Refuse: protocol error."""
+
+ORDER_QUESTIONS_MAX_OUTSTANDING = 4
+"""REPORT, ORDERS and FETCH of a connection that the hub has not answered; a spoke has one. Refuse with ``overloaded``."""
+
+ORDER_KEPT_LISTED = 64
+"""Orders named in one KEPT: the hub keeps no more of a dataset. Refuse: protocol error."""
+
+ORDERS_KEPT_PROVEN = 32
+ORDERS_KEPT_UNPROVEN = 32
+"""Orders of a dataset that a hub keeps: those that somebody followed or several spokes told of, and others. The oldest of a kind goes."""
+
+ORDERS_KEPT_PER_SPOKE = 8
+"""Unproven ones of these from one identity, so that one that tells of many does not push out the others'. Its oldest goes."""
+
+ORDERS_KEPT_MAX_BYTES = 256 * 1024 * 1024
+"""All of a dataset's, packed. The oldest unproven goes first."""
+
+ORDERS_DROPPED_KNOWN = 256
+"""Orders that an operator dropped and that the hub does not take again. The oldest is forgotten."""
+
+ORDER_TELLERS_COUNTED = 64
+"""Spokes that told of one order and are known by name; more are not counted."""
+
+ORDER_ASSEMBLY_MAX_BYTES = 64 * 1024 * 1024
+"""Reports that are arriving at a hub, together in memory. Refuse with ``overloaded``; the spoke tells it again later."""
+
+ORDER_ASSEMBLY_IDLE_S = 60.0
+"""A report of which nothing came for so long is dropped; the spoke begins again."""
+
+ORDER_REPORTS_BURST = 16
+ORDER_REPORTS_INTERVAL_S = 30.0
+"""New orders that a hub takes from one identity: so many at once, then one each interval (an epoch lasts longer).
+Refuse with ``overloaded``."""
+
+ORDER_REPORTS_TOTAL_BURST = 64
+ORDER_REPORTS_TOTAL_INTERVAL_S = 1.0
+"""The same over all identities: each costs half a second of a core, and a write of up to 16 MiB."""
+
+ORDER_ALIVE_SHARE = 0.5
+"""Of an order's steps, those whose files must exist: below that it is not taken, and what was kept is dropped."""
+
+ORDERS_LOOK_INTERVAL_S = 60.0
+"""How often a hub looks whether the files of kept orders still exist, if names have changed and somebody asks."""
+
+ORDERS_ASK_INTERVAL_S = 60.0
+"""How often a spoke asks which orders there are: one small question, answered from memory."""
+
+ORDERS_FOREIGN_KEPT = 6
+"""Orders of other spokes that a spoke holds: each costs a look-up for some reads, and what LEARN_GATE_… allows when it is wrong."""
+
+ORDERS_FOREIGN_REFUSED_KNOWN = 1024
+"""Digests of orders that a spoke does not take again. The oldest is forgotten."""
+
+ORDER_ANSWER_TIMEOUT_S = 30.0
+"""How long a spoke waits for the hub's answer about an order, which may wait behind data. Then the round ends; the next one comes later."""
+
+ORDER_REPORT_PATIENCE_S = 10.0
+ORDER_FETCH_PATIENCE_S = 0.25
+"""How long each piece waits while a reader waits for the hub. Telling may last; an order that comes after its epoch is of no use, and
+a piece each 0.25 s is 2 Mbit/s."""
+
+ORDER_RETRY_S = 60.0
+ORDER_RETRY_MAX_S = 1800.0
+"""Back-off after the hub refused or could not keep a report (its disk is full)."""
+
+ORDER_RETELL_S = 3600.0
+"""An order that the hub was sent and let go of (it had better ones) is not sent again before."""
+
+ORDER_STOP_S = 3.0
+"""How long a spoke that stops may tell the hub what it learned last. What is not said then is said after the next start."""

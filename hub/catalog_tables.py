@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -199,6 +200,13 @@ def find_version(database: sqlite3.Connection, version: bytes) -> Resolved | Non
         (version,),
     ).fetchone()
     return Resolved(join_path(row[0], row[1]), Identity(*row[2:])) if row else None
+
+
+def sizes_of(database: sqlite3.Connection, versions: Iterable[bytes]) -> dict[bytes, int]:
+    """Sizes in bytes of the files that have one of these versions."""
+    query = f"SELECT size_bytes FROM entries WHERE kind = {FILE} AND version = ? LIMIT 1"
+    found = ((version, database.execute(query, (version,)).fetchone()) for version in versions)
+    return {version: row[0] for version, row in found if row is not None}
 
 
 def read_changes(database: sqlite3.Connection, revision: int, limit: int) -> list[Change]:

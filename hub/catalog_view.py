@@ -101,6 +101,12 @@ class CatalogView:
                         self._places.popitem(last=False)
         return place
 
+    async def sizes_of(self, versions: list[bytes]) -> dict[bytes, int]:
+        """Sizes in bytes of the files that have one of these versions: a look-up each, so some at a time."""
+        return await asyncio.wrap_future(
+            self._on(self._read_thread, lambda: catalog_tables.sizes_of(self._reader, versions))
+        )
+
     async def changes_since(self, revision: int, limit: int) -> list[Change]:
         """See common.serving.source.TreeSource; RevisionGone also for a revision this log has not come to."""
         return await asyncio.wrap_future(

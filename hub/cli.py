@@ -19,6 +19,7 @@ from common.errors import HeadraceError, UsageError
 from common.log import configure
 from common.terminal import exit_codes, warn
 from common.units import format_rate, format_size
+from hub import orders_cli
 from hub.config import DEFAULT_METRICS_PORT, HubSettings, default_state_dir
 
 if TYPE_CHECKING:
@@ -80,6 +81,12 @@ def serve(
         str | None, typer.Option(help="Full rescan every so often (300s); 0 trusts inotify alone.")
     ] = None,
     compression: Annotated[str | None, typer.Option(help="auto (where it pays), on or off. [default: auto]")] = None,
+    share_orders: Annotated[
+        bool | None,
+        typer.Option(
+            "--share-orders/--no-share-orders", help="Keep the orders that spokes learned, and tell other spokes."
+        ),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="auto, console or json.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file; environment and flags win over it.")] = None,
@@ -113,6 +120,7 @@ def serve(
         "workers": workers,
         "rescan_interval": rescan_interval,
         "compression": compression,
+        "share_orders": share_orders,
         "log_level": log_level,
         "log_format": log_format,
     }
@@ -163,6 +171,12 @@ def status(
             typer.echo(f"    not served: {', '.join(left_out)}")
         if dataset["unreadable"]:
             typer.echo(f"    unreadable, kept as they were known: {dataset['unreadable']}; the log names them")
+        orders = dataset["orders"]
+        if orders is not None and (orders["kept"] or orders["trouble"]):
+            typer.echo(
+                f"    {orders['kept']} orders that spokes learned, {format_size(orders['bytes'])}"
+                + (f"; {orders['trouble']}" if orders["trouble"] else "")
+            )
     for spoke in facts["spokes"]:
         typer.echo(
             f"  spoke {spoke['identity']} {spoke['address']}  {spoke['dataset']}  {spoke['connections']} connections, "
@@ -182,6 +196,7 @@ def status(
 
 snapshot_app = typer.Typer(help="Name the tree as it is now, so that mounts can stay at it.", no_args_is_help=True)
 app.add_typer(snapshot_app, name="snapshot")
+app.add_typer(orders_cli.app, name="orders")
 add_completion(app, "headrace-hub")
 SnapshotName = Annotated[str, typer.Argument(help="Of the snapshot.", show_default=False)]
 DatasetName = Annotated[

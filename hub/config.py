@@ -42,6 +42,7 @@ class HubSettings(TlsSettings):
     ``workers``: processes that serve, 1 = this one alone.
     ``insecure``: listen anywhere with neither certificates nor token. ``identities``: who may read what (:mod:`common.serving.access`).
     ``audit_log``: a file for who opened what, ``-``: with the log.
+    ``share_orders``: keep the orders that spokes learned, and give them to others (:mod:`hub.orders`).
     ``compression``: ``auto`` (where the link is the bottleneck and it shrinks), ``on`` (whatever shrinks) or ``off``.
     """
 
@@ -58,6 +59,7 @@ class HubSettings(TlsSettings):
     workers: int = Field(default=1, ge=1, le=limits.WORKERS_MAX)
     rescan_interval: DurationS = 300.0
     compression: Compression = Compression.AUTO
+    share_orders: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
 

@@ -29,6 +29,7 @@ from hub.counts import Counts
 from hub.exposure import check_exposure
 from hub.identities import IdentitiesFile
 from hub.metrics import METRICS, Packed
+from hub.orders.desk import OrderDeskOfHub
 from hub.page import HubPage
 from hub.rate_schedule import RateSchedule
 from hub.source import HubSource
@@ -66,6 +67,11 @@ class Hub:
         )
         if settings.identities.table and settings.tls is None:
             log.warning("without TLS a spoke's identity is what it says of itself: [identities] keeps nobody out")
+        self.orders = (
+            OrderDeskOfHub(self.sources, settings.state_dir, runtime.now_s, runtime.wall_time_s)
+            if settings.share_orders
+            else None
+        )
         self.server: Server | Pool = (
             self._pool()
             if settings.workers > 1
@@ -82,6 +88,7 @@ class Hub:
                 certificates=self.certificates,
                 token=token,
                 auditor=self._audit,
+                orders=self.orders,
             )
         )
         self._identities = (
@@ -117,6 +124,7 @@ class Hub:
                 "audit": bool(settings.audit_log),
             },
             identities=settings.identities.plain(),
+            orders=settings.share_orders,
         )
         return Pool(
             self.sources,
@@ -126,6 +134,7 @@ class Hub:
             start_words=start_words,
             on_failed=self.fail,
             on_audit=self._audit_file.emit if self._audit_file is not None else None,
+            orders=self.orders,
         )
 
     def fail(self, error: HeadraceError) -> None:
@@ -145,6 +154,8 @@ class Hub:
         for name, source in self.sources.items():
             await source.start()
             log.info("dataset scanned", dataset=name, entries=source.status.entries, revision=source.head_revision)
+        if self.orders is not None:
+            await self.orders.start()
         self.rate_schedule.look()  # before the first spoke
         try:
             await self.server.start()
@@ -164,6 +175,8 @@ class Hub:
         if self._audit is not None:
             await self._audit.close()
         await self._packer.close()
+        if self.orders is not None:
+            await self.orders.close()
         for source in self.sources.values():
             await source.close()
         await self.pages.close()
@@ -228,6 +241,7 @@ class Hub:
                     "last_scan_s": source.status.last_scan_s,
                     "skipped": dict(source.status.skipped),
                     "unreadable": source.status.unreadable,
+                    "orders": self.orders.facts(name) if self.orders is not None else None,
                 }
                 for name, source in (self.sources.items() if self._ready else ())
             },

@@ -9,6 +9,7 @@ from common.metrics import Metric
 from common.serving.server import SpokeView
 from common.tls import Certificates
 from hub.counts import Counts
+from hub.orders.desk import OrderDeskOfHub
 from hub.rate_schedule import RateSchedule
 from hub.source import HubSource
 
@@ -45,6 +46,8 @@ class Measured(Protocol):
     def worker_restarts(self) -> int: ...
     @property
     def rate_schedule(self) -> RateSchedule: ...
+    @property
+    def orders(self) -> OrderDeskOfHub | None: ...
     @property
     def certificates(self) -> Certificates | None: ...
 
@@ -107,6 +110,35 @@ METRICS: tuple[Metric[Measured], ...] = (
         "counter",
         "Serving processes that died and were started again.",
         lambda hub: hub.worker_restarts,
+    ),
+    Metric(
+        "headrace_hub_orders_kept",
+        "gauge",
+        "Orders of reads that spokes learned and that others are told of, by dataset.",
+        lambda hub: {(name,): kept[0] for name, kept in hub.orders.kept().items()} if hub.orders is not None else {},
+        ("dataset",),
+    ),
+    Metric(
+        "headrace_hub_orders_kept_bytes",
+        "gauge",
+        "What they take on disk, packed, by dataset.",
+        lambda hub: {(name,): kept[1] for name, kept in hub.orders.kept().items()} if hub.orders is not None else {},
+        ("dataset",),
+    ),
+    Metric(
+        "headrace_hub_order_reports",
+        "counter",
+        "Reports of orders by spokes, by what became of them.",
+        lambda hub: (
+            {(outcome,): count for outcome, count in hub.orders.reports.items()} if hub.orders is not None else {}
+        ),
+        ("outcome",),
+    ),
+    Metric(
+        "headrace_hub_orders_given",
+        "counter",
+        "Orders that spokes were given whole.",
+        lambda hub: hub.orders.given_total if hub.orders is not None else 0,
     ),
     Metric("headrace_hub_connections", "gauge", "Connections of spokes now.", lambda hub: hub.server.connections),
     Metric("headrace_hub_spokes", "gauge", "Spokes linked now.", lambda hub: len(hub.server.spokes())),

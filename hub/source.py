@@ -70,6 +70,10 @@ class CatalogSource:
         """Where a version's bytes are now; None when no file is of this version."""
         return await self._view.resolve(version, fresh=fresh)
 
+    async def sizes_of(self, versions: list[bytes]) -> dict[bytes, int]:
+        """Sizes in bytes of the files that have one of these versions now."""
+        return await self._view.sizes_of(versions)
+
 
 class HubSource(CatalogSource):
     """One dataset served from a local directory; a common.serving.source.Source.

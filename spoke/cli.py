@@ -83,6 +83,13 @@ def mount(
     learn_memory: Annotated[
         str | None, typer.Option(help="The most that remembering may take. [default: 128MiB]")
     ] = None,
+    share_orders: Annotated[
+        bool | None,
+        typer.Option(
+            "--share-orders/--no-share-orders",
+            help="Tell other spokes what was learned, through the hub, and follow theirs.",
+        ),
+    ] = None,
     record: Annotated[
         Path | None, typer.Option(help="Write down every open, READ and close in this new file, for bench.replay.")
     ] = None,
@@ -168,6 +175,7 @@ def mount(
         "prefetch": prefetch,
         "learn": learn,
         "learn_memory": learn_memory,
+        "share_orders": share_orders,
         "record": record,
         "compression": compression,
         "revision": revision,

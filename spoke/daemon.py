@@ -49,7 +49,7 @@ from spoke.hub_client.credentials import Credentials
 from spoke.insight.watch import Insight
 from spoke.last_job import LastJob
 from spoke.long_waits import LongWaits
-from spoke.memory import MemoryBudget, choose_limit
+from spoke.memory import Level, MemoryBudget, choose_limit
 from spoke.memory_watch import MemoryWatch
 from spoke.mending import Mending
 from spoke.metrics import METRICS, Counts
@@ -61,7 +61,8 @@ from spoke.namespace.siblings import Siblings
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.suspicion_record import kept
 from spoke.namespace.tree import FIRST_SERIAL, Invalidation
-from spoke.orders.learner import Learner, is_learned_file
+from spoke.orders.exchange import OrderExchange
+from spoke.orders.learner import Learner, is_foreign_file, is_learned_file, own_name_prefix
 from spoke.orders.shelf import OrderShelf
 from spoke.page import spoke_page
 from spoke.pins import Pins
@@ -128,7 +129,13 @@ class Spoke:
         self.client = HubClient(
             host,
             port,
-            make_hello(settings.dataset, settings.identity, os.urandom(16), compression=settings.compression),
+            make_hello(
+                settings.dataset,
+                settings.identity,
+                os.urandom(16),
+                compression=settings.compression,
+                share_orders=shares_orders(settings),
+            ),
             bulk_links=settings.links,
             follower=self.follower,
             clock=clock,
@@ -224,7 +231,9 @@ class Spoke:
         self.order_shelf = OrderShelf(
             (settings.cache_dir / "orders").absolute(),
             self.ahead if settings.prefetch else None,
-            pass_over=lambda path: not settings.learn and is_learned_file(path),
+            pass_over=lambda path: (
+                (not settings.learn and is_learned_file(path)) or (not settings.share_orders and is_foreign_file(path))
+            ),
         )
         self.learner = Learner(self.order_recorder, self.order_shelf, self.ahead, settings.dataset)
         self.last_job = LastJob(
@@ -233,6 +242,19 @@ class Spoke:
             clock,
         )
         self.ahead.last_job = self.last_job if settings.learn else None
+        self.order_exchange = self.learner.others = OrderExchange(
+            self.client.orders,
+            self.order_shelf,
+            self.ahead,
+            self.tree,
+            dataset=settings.dataset,
+            hub=settings.hub,
+            own_prefix=own_name_prefix(settings.dataset),
+            is_waited_for=lambda: self.reads.waiting > 0,
+            is_short_of_memory=lambda: self.memory.level >= Level.DROP_IDLE,
+            clock=clock,
+            enabled=shares_orders(settings),
+        )
 
     def _watch_over_blocks(self, settings: SpokeSettings) -> None:
         """Who looks at cached blocks again, and who mends those that are bad."""
@@ -308,6 +330,7 @@ class Spoke:
         await self.order_shelf.start()
         await self.learner.start()
         await self.last_job.load()
+        await self.order_exchange.start()
         await self._mount()
         await self.control.start()
         await self.shared_port.start(self.pages, *self._metrics_address())
@@ -430,6 +453,7 @@ class Spoke:
         await self.pages.close()
         await self.learner.close()
         await self.last_job.save()
+        await self.order_exchange.close(tell=not keep_mount)
         await self.warming.close()
         await self.scrub.close()
         await self.mending.close()
@@ -513,6 +537,11 @@ def pin_of(settings: SpokeSettings) -> Pin | None:
     if settings.revision is None and not settings.snapshot:
         return None
     return Pin(settings.revision, settings.snapshot)
+
+
+def shares_orders(settings: SpokeSettings) -> bool:
+    """Whether orders are told to other spokes and taken from them."""
+    return settings.prefetch and settings.learn and settings.share_orders
 
 
 def _planner(next_file: NextFile, capacity_bytes: int, recorder: OrderRecorder | None) -> Planner:

@@ -86,8 +86,9 @@ def render(facts: Mapping[str, Any]) -> str:
     ]
     for number, order in enumerate(facts["orders"]):
         soon = f", read in {order['steps_until']} steps" if order["steps_until"] is not None else ""
+        origin = f", {order['origin']}" if order["origin"] else ""
         lines.append(
-            f"  {'foretold by' if not number else '           '} {order['name']} ({order['reason']}, {order['state']}{soon})"
+            f"  {'foretold by' if not number else '           '} {order['name']} ({order['reason']}, {order['state']}{origin}{soon})"
         )
     if facts["last_job_bytes"]:
         lines.append(f"  last job   read {format_size(facts['last_job_bytes'])} of it")

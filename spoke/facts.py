@@ -25,6 +25,7 @@ from spoke.metrics import Measured
 from spoke.namespace.journal import Journal
 from spoke.namespace.pin import Pin
 from spoke.namespace.replica import Replica
+from spoke.orders.exchange import OrderExchange
 from spoke.orders.learner import Learner
 from spoke.pins import Pins
 from spoke.prefetch.planner import Planner
@@ -50,6 +51,8 @@ class Shown(Measured, Protocol):
     def last_job(self) -> LastJob: ...
     @property
     def learner(self) -> Learner: ...
+    @property
+    def order_exchange(self) -> OrderExchange: ...
     @property
     def line(self) -> SupervisorLine | None: ...
     @property
@@ -195,7 +198,11 @@ class Facts:
             "warm": spoke.warming.facts(),
             "plans": spoke.plans.facts(),
             "orders": spoke.ahead.orders(),
-            "learned": {**spoke.learner.facts(), "last_job": spoke.last_job.facts()},
+            "learned": {
+                **spoke.learner.facts(),
+                "last_job": spoke.last_job.facts(),
+                "shared": spoke.order_exchange.facts(),
+            },
             "data_path": {
                 "passthrough": passthrough.live if passthrough is not None else False,
                 "reason": passthrough.reason if passthrough is not None else "not mounted",

@@ -16,6 +16,8 @@ from spoke.memory import MemoryLimit
 from spoke.mending import Mending
 from spoke.namespace.suspicion import Suspicion
 from spoke.namespace.tree import Tree
+from spoke.orders.exchange import OrderExchange
+from spoke.orders.learner import Learner
 from spoke.plans import Plans
 from spoke.prefetch.scorecard import Scorecard
 from spoke.reads import ReadResult, Reads
@@ -84,6 +86,10 @@ class Measured(Protocol):
     def scorecard(self) -> Scorecard: ...
     @property
     def plans(self) -> Plans: ...
+    @property
+    def learner(self) -> Learner: ...
+    @property
+    def order_exchange(self) -> OrderExchange: ...
     @property
     def retention(self) -> Retention: ...
     @property
@@ -210,6 +216,30 @@ METRICS: tuple[Metric[Measured], ...] = (
         "Plans that ended, by the reason; unused = nobody read or said anything of it for long.",
         lambda spoke: {(why,): count for why, count in spoke.plans.ended_total.items()},
         ("reason",),
+    ),
+    Metric(
+        "headrace_spoke_learned_orders",
+        "gauge",
+        "Learned orders that are followed: own = learned here, hub = told by other spokes.",
+        lambda spoke: {
+            ("own",): float(spoke.learner.own_count),
+            ("hub",): float(len(spoke.order_exchange.names())),
+        },
+        ("origin",),
+    ),
+    Metric(
+        "headrace_spoke_orders_told",
+        "counter",
+        "Learned orders told to the hub: told = it has them, refused = it does not take them, failed = tried again later.",
+        lambda spoke: {(outcome,): count for outcome, count in spoke.order_exchange.told.items()},
+        ("outcome",),
+    ),
+    Metric(
+        "headrace_spoke_orders_received",
+        "counter",
+        "Orders of other spokes, by what became of them: taken, or known here, of other files, damaged, failed, or let go of since.",
+        lambda spoke: {(outcome,): count for outcome, count in spoke.order_exchange.received.items()},
+        ("outcome",),
     ),
     Metric(
         "headrace_spoke_corrupt_blocks",

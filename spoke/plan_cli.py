@@ -118,7 +118,10 @@ def drop(context: typer.Context, name: Annotated[str, typer.Argument(help="As pl
 @app.command()
 @exit_codes
 def reset(context: typer.Context) -> None:
-    """Have the spoke forget every order it learned from reads, and what it is recording."""
+    """Have the spoke forget every order it learned from reads or that other spokes told of, and what it is recording.
+
+    What the hub keeps of other spokes' now is not taken again.
+    """
     count = ask(context.obj, "learned-reset")["orders"]
     typer.echo(f"forgot {count} learned orders" if count != 1 else "forgot 1 learned order")
 
@@ -207,7 +210,10 @@ def render(facts: dict[str, Any]) -> str:
     ]
     for order in facts.get("orders", ()):
         places = ", ".join(f"{lane['position']} of {lane['length']}" for lane in order["lanes"])
-        lines.append(f"{order['name']}  by {order['reason']}, {order['state']}" + (f", at {places}" if places else ""))
+        origin = f", {order['origin']}" if order.get("origin") else ""
+        lines.append(
+            f"{order['name']}  by {order['reason']}, {order['state']}" + (f", at {places}" if places else "") + origin
+        )
     lines = lines or ["no plans"]
     if facts["refused_messages"]:
         lines.append(f"refused messages: {_counts(facts['refused_messages'])}")

@@ -105,7 +105,23 @@ def _learned(facts: Mapping[str, Any]) -> str:
     return (
         f"{facts['orders']} orders kept, {facts['proven_orders']} of them followed before; {facts['recorded_steps']} steps of this "
         f"epoch recorded, {facts['epochs_seen']} epochs seen{last}"
+    ) + _shared(facts["shared"])
+
+
+def _shared(facts: Mapping[str, Any]) -> str:
+    """What goes to other spokes and comes from them."""
+    if not facts["enabled"]:
+        return "; not shared with other spokes"
+    held = [f"\n             {order['name']}, {order['origin']}" + (", followed before" if order["proven"] else "")
+            for order in facts["held"]]  # fmt: skip
+    why = (
+        f" ({facts['last_error']})"
+        if facts["last_error"]
+        else ""
+        if facts["hub_keeps_orders"]
+        else " (no hub that keeps orders)"
     )
+    return f"; {facts['told']['told']} told to the hub, {len(held)} of other spokes{why}" + "".join(held)
 
 
 def render_loss(loss: Mapping[str, Any]) -> str:

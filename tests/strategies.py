@@ -19,16 +19,23 @@ from common.wire.messages import (
     Codec,
     Data,
     Error,
+    Fetch,
     Goodbye,
     Heartbeat,
     Hello,
+    Kept,
+    KeptOrder,
     Message,
+    Orders,
+    Piece,
     Ping,
     Pong,
     Priority,
     Promote,
     Proof,
     Read,
+    Report,
+    Reported,
     SnapshotPage,
     Stats,
     Subscribe,
@@ -176,7 +183,44 @@ stats = st.builds(
 errors = st.builds(Error, labels, free_texts, st.booleans())
 goodbyes = st.builds(Goodbye, free_texts)
 
+_order_bytes = st.integers(1, limits.ORDER_REPORT_MAX_BYTES)
+_pieces = st.binary(max_size=300)
+kept_orders = st.builds(
+    KeptOrder, ids, _order_bytes, st.integers(1, limits.ORDER_REPORT_MAX_STEPS), labels, st.booleans()
+)
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> Report:
+    piece, offset_bytes = draw(_pieces), draw(st.integers(0, 1 << 20))
+    total_bytes = max(1, offset_bytes + len(piece) + draw(st.integers(0, 1 << 20)))
+    return Report(draw(tokens), draw(ids), total_bytes, offset_bytes, draw(st.booleans()), piece)
+
+
+@st.composite
+def order_pieces(draw: st.DrawFn) -> Piece:
+    piece, offset_bytes = draw(_pieces), draw(st.integers(0, 1 << 20))
+    total_bytes = offset_bytes + len(piece) + draw(st.integers(0, 1 << 20))
+    return Piece(draw(tokens), offset_bytes, total_bytes, piece, draw(st.just("") | labels), draw(free_texts))
+
+
+order_messages = st.one_of(
+    reports(),
+    st.builds(Reported, tokens, st.integers(0, limits.ORDER_REPORT_MAX_BYTES), st.just("") | labels, free_texts),
+    st.builds(Orders, tokens),
+    st.builds(
+        Kept,
+        tokens,
+        st.lists(kept_orders, max_size=limits.ORDER_KEPT_LISTED, unique_by=lambda order: order.digest).map(tuple),
+        st.just("") | labels,
+        free_texts,
+    ),
+    st.builds(Fetch, tokens, ids, st.integers(0, limits.ORDER_REPORT_MAX_BYTES)),
+    order_pieces(),
+)
+
 messages: st.SearchStrategy[Message] = st.one_of(
+    order_messages,
     hellos,
     welcomes,
     subscribes,

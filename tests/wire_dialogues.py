@@ -13,12 +13,19 @@ from common.wire.messages import (
     Codec,
     Data,
     Error,
+    Fetch,
     Goodbye,
     Heartbeat,
     Hello,
+    Kept,
+    KeptOrder,
+    Orders,
+    Piece,
     Ping,
     Priority,
     Read,
+    Report,
+    Reported,
     SnapshotPage,
     Stats,
     Subscribe,
@@ -77,6 +84,9 @@ def asking_spoke() -> tuple[Connection, bytes]:
         spoke.send(read(*ranges), request_id)
     spoke.send(Ping(99))
     spoke.send(Stats({"hit_ratio": 0.5}))
+    spoke.send(Report(5, CATALOG, 400, 0, True, bytes(300)))
+    spoke.send(Orders(6))
+    spoke.send(Fetch(7, CATALOG, 100))
     return spoke, hello + drain(spoke)
 
 
@@ -109,6 +119,9 @@ def answering_hub() -> bytes:
     hub.send(data(BlockRange(9, 1), False), 3)
     hub.send(Error("stale", "the file changed", False), 3)
     hub.send(Heartbeat(CATALOG, 7))
+    hub.send(Reported(5, 300))
+    hub.send(Kept(6, (KeptOrder(CATALOG, 400, 64, "gpu-1", True), KeptOrder(VERSION, 9, 70, "gpu-2", False))))
+    hub.send(Piece(7, 100, 400, bytes(300)))
     hub.send(Goodbye("restart"))
     return drain(hub)
 

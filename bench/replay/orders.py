@@ -19,6 +19,7 @@ class TraceOrder:
         self.reason = reason
         self.files = facts
         self.lane_count = len(processes)
+        self.origin = ""
         self._lanes = processes
         self._by_version = {file.version: number for number, file in enumerate(facts)}
         self._sorted: dict[tuple[int, int], tuple[list[int], list[int]]] | None = None

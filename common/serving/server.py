@@ -19,6 +19,7 @@ from common.runtime import cancel_and_wait
 from common.serving.access import Access, Grant
 from common.serving.egress import Egress, Pack, pack_raw
 from common.serving.observer import Auditor, NoObserver, Observer
+from common.serving.orders import OrderDesk
 from common.serving.scheduler import ReadAhead, Scheduler
 from common.serving.session import Admission, Session
 from common.serving.source import Source
@@ -96,7 +97,7 @@ class Server:
     ``steer``: each spoke is sent no more than its path carries (:mod:`common.serving.rate_control`).
     ``weights``: a spoke's identity to its share. ``access``: who may have what. ``certificates``: speak TLS, and let in whom
     they believe; ``token``: ask for this one. ``auditor`` hears who did what. ``codecs`` and ``pack``: what DATA may be packed with,
-    and by whom.
+    and by whom. ``orders``: who keeps what spokes learned; None: nobody.
     Use ``start`` and ``close``, or ``async with``. OSError of the listening socket comes out of ``start``.
     """
 
@@ -119,6 +120,7 @@ class Server:
         token: TokenFile | None = None,
         auditor: Auditor | None = None,
         wall_time_s: Callable[[], float] = time.time,
+        orders: OrderDesk | None = None,
     ) -> None:
         assert Codec.RAW in codecs
         self.observer: Observer = observer or NoObserver()
@@ -137,6 +139,7 @@ class Server:
         self._clock = clock
         self._weights = weights or Weights()
         self.auditor = auditor
+        self.orders = orders
         self.snapshot_turns = SnapshotTurns()
         self.refusal_log = SayingLimit(limits.REFUSALS_LOGGED_PER_S, clock)
         self._access = access or Access()

@@ -18,11 +18,12 @@ from hashlib import sha256
 from typing import NamedTuple, Protocol, cast
 
 from common import limits
-from common.errors import AuthenticationFailed, Cancelled, HeadraceError, Overloaded, ProtocolError
+from common.errors import AuthenticationFailed, Cancelled, HeadraceError, NotAllowed, Overloaded, ProtocolError
 from common.log import SayingLimit, get_logger
 from common.serving.egress import Egress, Packed
 from common.serving.feed import FeedMessage, follow
 from common.serving.observer import Auditor, Observer
+from common.serving.orders import OrderDesk, OrderQuestion, Teller, refusal
 from common.serving.scheduler import Pick
 from common.serving.source import Source
 from common.serving.turns import SnapshotTurns, in_turn
@@ -56,6 +57,7 @@ class Host(Protocol):
     egress: Egress
     observer: Observer
     auditor: Auditor | None
+    orders: OrderDesk | None
     snapshot_turns: SnapshotTurns
     refusal_log: SayingLimit
     codecs: Sequence[m.Codec]
@@ -112,6 +114,8 @@ class Session(asyncio.BufferedProtocol):
         self._feed_task: asyncio.Task[None] | None = None
         self._ended_feeds: set[asyncio.Task[None]] = set()
         self._checks: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Task[None]] = set()
+        self._order_answers: deque[m.Piece] = deque()
         self._write_paused = False
         self._read_paused = False
         self._flush_scheduled = False
@@ -214,8 +218,9 @@ class Session(asyncio.BufferedProtocol):
         for lane in self._lanes:
             lane.clear()
         self._end_feed()
-        for check in self._checks:
-            check.cancel()
+        for task in (*self._checks, *self._asking):
+            task.cancel()
+        self._order_answers.clear()
         self._host.closed(self)
         self._lost.set()
 
@@ -251,6 +256,8 @@ class Session(asyncio.BufferedProtocol):
                 self._start_feed(request_id, message)
             case m.Check():
                 self._start_check(message)
+            case m.Report() | m.Orders() | m.Fetch():
+                self._ask_about_orders(message)
             case m.Hello():
                 self._greet(message)
             case m.Proof():
@@ -323,13 +330,17 @@ class Session(asyncio.BufferedProtocol):
                 source.head_revision,
                 heartbeat_ms,
                 codecs=codecs,
-                capabilities=tuple(name for name in hello.capabilities if name in m.CAPABILITIES),
+                capabilities=tuple(name for name in hello.capabilities if name in self._capabilities),
                 send_buffer_bytes=self._host.send_buffer_bytes,
             )
         )
         self._host.observer.connected(hello.identity)
         if self._auditor is not None:
             self._auditor.connected(self.address, hello, names)
+
+    @property
+    def _capabilities(self) -> Sequence[str]:
+        return [name for name in m.CAPABILITIES if name != m.ORDERS or self._host.orders is not None]
 
     def _read(self, request_id: int, read: m.Read) -> None:
         try:
@@ -386,6 +397,36 @@ class Session(asyncio.BufferedProtocol):
         code, message = (error.wire_code, str(error)) if error is not None else ("", "")
         self._send(m.Checked(check.token, self.source.catalog_id, revision, code, message))
 
+    # --- orders ---------------------------------------------------------------------------------------------
+
+    def _ask_about_orders(self, question: OrderQuestion) -> None:
+        if self._host.orders is None:
+            self._send(refusal(question, NotAllowed("this hub keeps no orders")))
+            return
+        if len(self._asking) + len(self._order_answers) >= limits.ORDER_QUESTIONS_MAX_OUTSTANDING:
+            most = limits.ORDER_QUESTIONS_MAX_OUTSTANDING
+            self._send(refusal(question, Overloaded(f"more than {most} questions about orders are open")))
+            return
+        task = asyncio.create_task(self._run_question(self._host.orders, question), name=f"orders {self.address}")
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _run_question(self, desk: OrderDesk, question: OrderQuestion) -> None:
+        """A piece of an order leaves when nothing else waits to."""
+        hello = cast(m.Hello, self.hello)
+        try:
+            answer = await desk.answer(self.source.dataset, Teller(hello.identity, hello.spoke_id), question)
+        except Exception:
+            log.exception("a question about orders failed in an unforeseen way", address=self.address)
+            answer = refusal(question, _internal_error())
+        if self._closing:
+            return
+        if isinstance(answer, m.Piece):
+            self._order_answers.append(answer)
+            self._flush_soon()
+        else:
+            self._send(answer)
+
     # --- the feed -------------------------------------------------------------------------------------------
 
     def _start_feed(self, request_id: int, subscribe: m.Subscribe) -> None:
@@ -430,7 +471,7 @@ class Session(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write frames, most urgent first, until the socket is full: the feed (one frame at most waits), demand, prefetch."""
+        """Write frames, most urgent first, until the socket is full: the feed (one frame at most waits), demand, prefetch, orders."""
         self._flush_scheduled = False
         try:
             while not self._write_paused and not self._closing:
@@ -456,7 +497,11 @@ class Session(asyncio.BufferedProtocol):
             return True
         lane = self._lanes[0] or self._lanes[1]
         if not lane:
-            return False
+            if not self._order_answers:
+                return False
+            self._connection.send(self._order_answers.popleft())
+            self._count(self._connection.pending_bytes - before_bytes)
+            return True
         pick, packed = lane.popleft()
         if pick.live:
             last = pick.is_last
@@ -523,7 +568,7 @@ class Session(asyncio.BufferedProtocol):
 
     async def wait_closed(self) -> None:
         await self._lost.wait()
-        await asyncio.gather(*self._ended_feeds, *self._checks, return_exceptions=True)
+        await asyncio.gather(*self._ended_feeds, *self._checks, *self._asking, return_exceptions=True)
 
     def path(self) -> PathFacts | None:
         """What TCP says about this connection."""

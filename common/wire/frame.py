@@ -48,6 +48,12 @@ class FrameType(IntEnum):
     CHECKED = 17
     CHALLENGE = 18
     PROOF = 19
+    REPORT = 20
+    REPORTED = 21
+    ORDERS = 22
+    KEPT = 23
+    FETCH = 24
+    PIECE = 25
 
 
 KNOWN_TYPES: Mapping[int, FrameType] = {int(frame_type): frame_type for frame_type in FrameType}
@@ -56,10 +62,23 @@ PAYLOAD_MAX_BYTES: Mapping[FrameType, int] = {
     FrameType.SNAPSHOT: limits.FRAME_PAYLOAD_MAX_BYTES,
     FrameType.CHANGES: limits.FRAME_PAYLOAD_MAX_BYTES,
     FrameType.DATA: limits.FRAME_PAYLOAD_MAX_BYTES,
+    FrameType.REPORT: limits.ORDER_PIECE_BYTES,
+    FrameType.PIECE: limits.ORDER_PIECE_BYTES,
 }
 """Types that are not listed carry no payload."""
 
-OPTIONAL_TYPES = frozenset({FrameType.CHECK, FrameType.CHECKED})
+OPTIONAL_TYPES = frozenset(
+    {
+        FrameType.CHECK,
+        FrameType.CHECKED,
+        FrameType.REPORT,
+        FrameType.REPORTED,
+        FrameType.ORDERS,
+        FrameType.KEPT,
+        FrameType.FETCH,
+        FrameType.PIECE,
+    }
+)
 """Added since the version's first release: sent with the flag OPTIONAL."""
 
 _LAST_ALLOWED = frozenset({FrameType.DATA, FrameType.ERROR})

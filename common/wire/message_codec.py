@@ -19,7 +19,7 @@ from common.errors import ProtocolError
 from common.wire import messages as m
 from common.wire.entry_codec import decode_changes, decode_entries, encode_changes, encode_entries
 from common.wire.frame import FLAG_LAST, FLAG_OPTIONAL, OPTIONAL_TYPES, FrameHeader, FrameType, pack_header
-from common.wire.rules import check, check_data
+from common.wire.rules import ID_BYTES, check, check_data
 
 Payload = bytes | bytearray | memoryview
 _Map = dict[str, Any]
@@ -46,6 +46,12 @@ TYPE_OF: Mapping[type, FrameType] = {
     m.Checked: FrameType.CHECKED,
     m.Challenge: FrameType.CHALLENGE,
     m.Proof: FrameType.PROOF,
+    m.Report: FrameType.REPORT,
+    m.Reported: FrameType.REPORTED,
+    m.Orders: FrameType.ORDERS,
+    m.Kept: FrameType.KEPT,
+    m.Fetch: FrameType.FETCH,
+    m.Piece: FrameType.PIECE,
 }
 
 
@@ -67,7 +73,7 @@ def encode(message: m.Message, request_id: int = 0) -> tuple[bytes, Payload]:
         message = m.Error(message.code, cut_text(message.message), message.retryable)
     elif isinstance(message, m.Goodbye):
         message = m.Goodbye(cut_text(message.reason))
-    elif isinstance(message, m.Checked) and message.message:
+    elif isinstance(message, m.Checked | m.Reported | m.Kept | m.Piece) and message.message:
         message = replace(message, message=cut_text(message.message))
     check(message)
     frame_type = TYPE_OF[type(message)]
@@ -170,6 +176,30 @@ _ENCODERS: Mapping[FrameType, Callable[[Any], tuple[_Map, Payload]]] = {
     ),
     FrameType.CHALLENGE: lambda o: ({"n": o.nonce, "p": o.proof}, b""),
     FrameType.PROOF: lambda o: ({"p": o.proof}, b""),
+    FrameType.REPORT: lambda o: (
+        {"t": o.token, "x": o.digest, "n": o.total_bytes, "o": o.offset_bytes, "u": o.followed},
+        o.payload,
+    ),
+    FrameType.REPORTED: lambda o: ({"t": o.token, "o": o.offset_bytes, "c": o.code, "m": o.message}, b""),
+    FrameType.ORDERS: lambda o: ({"t": o.token}, b""),
+    FrameType.KEPT: lambda o: (
+        {
+            "t": o.token,
+            "x": b"".join(order.digest for order in o.orders),
+            "n": [order.total_bytes for order in o.orders],
+            "s": [order.steps for order in o.orders],
+            "i": [order.teller for order in o.orders],
+            "u": [order.proven for order in o.orders],
+            "c": o.code,
+            "m": o.message,
+        },
+        b"",
+    ),
+    FrameType.FETCH: lambda o: ({"t": o.token, "x": o.digest, "o": o.offset_bytes}, b""),
+    FrameType.PIECE: lambda o: (
+        {"t": o.token, "o": o.offset_bytes, "n": o.total_bytes, "c": o.code, "m": o.message},
+        o.payload,
+    ),
 }
 
 
@@ -290,6 +320,20 @@ def _checked(fields: _Map, payload: Payload, revision: int) -> Payload:
     return payload
 
 
+def _kept_orders(fields: _Map) -> tuple[m.KeptOrder, ...]:
+    digests = _get(fields, "x", bytes)
+    columns = (
+        [digests[at : at + ID_BYTES] for at in range(0, len(digests), ID_BYTES)],
+        _get_list(fields, "n", int),
+        _get_list(fields, "s", int),
+        _get_list(fields, "i", str),
+        _get_list(fields, "u", bool),
+    )
+    if len(set(map(len, columns))) != 1:
+        raise ProtocolError(f"KEPT has columns of {', '.join(str(len(column)) for column in columns)} orders")
+    return tuple(map(m.KeptOrder, *columns))
+
+
 _DECODERS: Mapping[FrameType, Callable[[_Map, Payload], m.Message]] = {
     FrameType.HELLO: lambda f, _: m.Hello(
         _get_list(f, "v", int),
@@ -347,4 +391,16 @@ _DECODERS: Mapping[FrameType, Callable[[_Map, Payload], m.Message]] = {
     ),
     FrameType.CHALLENGE: lambda f, _: m.Challenge(_get(f, "n", bytes), _get(f, "p", bytes)),
     FrameType.PROOF: lambda f, _: m.Proof(_get(f, "p", bytes)),
+    FrameType.REPORT: lambda f, payload: m.Report(
+        _get(f, "t", int), _get(f, "x", bytes), _get(f, "n", int), _get(f, "o", int), _get(f, "u", bool), payload
+    ),
+    FrameType.REPORTED: lambda f, _: m.Reported(
+        _get(f, "t", int), _get(f, "o", int), _get(f, "c", str), _get(f, "m", str)
+    ),
+    FrameType.ORDERS: lambda f, _: m.Orders(_get(f, "t", int)),
+    FrameType.KEPT: lambda f, _: m.Kept(_get(f, "t", int), _kept_orders(f), _get(f, "c", str), _get(f, "m", str)),
+    FrameType.FETCH: lambda f, _: m.Fetch(_get(f, "t", int), _get(f, "x", bytes), _get(f, "o", int)),
+    FrameType.PIECE: lambda f, payload: m.Piece(
+        _get(f, "t", int), _get(f, "o", int), _get(f, "n", int), payload, _get(f, "c", str), _get(f, "m", str)
+    ),
 }

@@ -21,7 +21,10 @@ CHECK = "check"
 TOKEN = "token"
 """Capability of a spoke: it has a token, and proves so when it is challenged."""
 
-CAPABILITIES = (PIN, CHECK)
+ORDERS = "orders"
+"""Capability: the hub keeps orders that spokes learned, and answers REPORT, ORDERS and FETCH."""
+
+CAPABILITIES = (PIN, CHECK, ORDERS)
 
 
 class Priority(IntEnum):
@@ -229,6 +232,79 @@ class Checked:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An order that a spoke learned (common.order_report), or a piece of it. ``payload``: its bytes from ``offset_bytes`` on, maybe
+    none: then it only asks how far the hub has it. ``followed``: a job has read along it.
+    """
+
+    token: int
+    digest: bytes
+    total_bytes: int
+    offset_bytes: int
+    followed: bool
+    payload: bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """``offset_bytes``: from where on the hub wants it; all of it: it has it, or wants no more. ``code``: empty, or why it takes none."""
+
+    token: int
+    offset_bytes: int
+    code: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """Which orders of this dataset does the hub keep?"""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOrder:
+    """``teller``: the identity that told of it first, cut to a label. ``proven``: somebody followed it, or several told of it."""
+
+    digest: bytes
+    total_bytes: int
+    steps: int
+    teller: str
+    proven: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The orders that the hub keeps, the most useful first. ``code``: empty, or why it cannot say."""
+
+    token: int
+    orders: tuple[KeptOrder, ...]
+    code: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A piece of a kept order, from ``offset_bytes`` on."""
+
+    token: int
+    digest: bytes
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The answer to FETCH: bytes from ``offset_bytes`` on, of ``total_bytes``. ``code``: empty, or why there is none."""
+
+    token: int
+    offset_bytes: int
+    total_bytes: int
+    payload: bytes | bytearray | memoryview
+    code: str = ""
+    message: str = ""
+
+
 Message = (
     Hello
     | Welcome
@@ -249,4 +325,10 @@ Message = (
     | Checked
     | Challenge
     | Proof
+    | Report
+    | Reported
+    | Orders
+    | Kept
+    | Fetch
+    | Piece
 )

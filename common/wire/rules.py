@@ -181,7 +181,7 @@ def _promote(message: m.Promote) -> None:
     _check_duration("deadline_ms", message.deadline_ms)
 
 
-def _token(message: m.Ping | m.Pong) -> None:
+def _token(message: m.Ping | m.Pong | m.Report | m.Reported | m.Orders | m.Kept | m.Fetch | m.Piece) -> None:
     _within("token", message.token, 0, TOKEN_LIMIT)
 
 
@@ -217,6 +217,55 @@ def _goodbye(message: m.Goodbye) -> None:
     _check_text("reason", message.reason, limits.TEXT_MAX_BYTES, empty=True, printable=False)
 
 
+def _check_answer(message: m.Reported | m.Kept | m.Piece) -> None:
+    _token(message)
+    _check_text("code", message.code, limits.LABEL_MAX_BYTES, empty=True)
+    _check_text("message", message.message, limits.TEXT_MAX_BYTES, empty=True, printable=False)
+
+
+def _check_piece(offset_bytes: int, total_bytes: int, payload: bytes | bytearray | memoryview) -> None:
+    _within("total_bytes", total_bytes, 0, limits.ORDER_REPORT_MAX_BYTES + 1)
+    payload_bytes = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+    if payload_bytes > limits.ORDER_PIECE_BYTES or not 0 <= offset_bytes <= total_bytes - payload_bytes:
+        raise ProtocolError(f"{payload_bytes} bytes from {offset_bytes} on are no piece of {total_bytes}")
+
+
+def _report(message: m.Report) -> None:
+    _token(message)
+    _check_blob("digest", message.digest, ID_BYTES)
+    _within("total_bytes", message.total_bytes, 1, limits.ORDER_REPORT_MAX_BYTES + 1)
+    _check_piece(message.offset_bytes, message.total_bytes, message.payload)
+
+
+def _reported(message: m.Reported) -> None:
+    _check_answer(message)
+    _within("offset_bytes", message.offset_bytes, 0, limits.ORDER_REPORT_MAX_BYTES + 1)
+
+
+def _kept(message: m.Kept) -> None:
+    _check_answer(message)
+    if len(message.orders) > limits.ORDER_KEPT_LISTED:
+        raise ProtocolError(f"{len(message.orders)} orders in KEPT; {limits.ORDER_KEPT_LISTED} are allowed")
+    for order in message.orders:
+        _check_blob("digest", order.digest, ID_BYTES)
+        _within("total_bytes", order.total_bytes, 1, limits.ORDER_REPORT_MAX_BYTES + 1)
+        _within("steps", order.steps, 1, limits.ORDER_REPORT_MAX_STEPS + 1)
+        _check_text("teller", order.teller, limits.LABEL_MAX_BYTES)
+    if len({order.digest for order in message.orders}) != len(message.orders):
+        raise ProtocolError("KEPT names an order twice")
+
+
+def _fetch(message: m.Fetch) -> None:
+    _token(message)
+    _check_blob("digest", message.digest, ID_BYTES)
+    _within("offset_bytes", message.offset_bytes, 0, limits.ORDER_REPORT_MAX_BYTES + 1)
+
+
+def _piece(message: m.Piece) -> None:
+    _check_answer(message)
+    _check_piece(message.offset_bytes, message.total_bytes, message.payload)
+
+
 _RULES: dict[type, Callable[[Any], None]] = {
     m.Hello: _hello,
     m.Welcome: _welcome,
@@ -236,4 +285,10 @@ _RULES: dict[type, Callable[[Any], None]] = {
     m.Checked: _checked,
     m.Challenge: _challenge,
     m.Proof: _proof,
+    m.Report: _report,
+    m.Reported: _reported,
+    m.Orders: _token,
+    m.Kept: _kept,
+    m.Fetch: _fetch,
+    m.Piece: _piece,
 }

@@ -19,7 +19,8 @@ UNITS = ("bytes_per_second", "bytes", "seconds")
 LABEL_VALUES = {
     "source": "cache, wan",
     "result": "hit, late, miss",
-    "outcome": "used, wasted; of plan steps: taken, or why one was left out",
+    "outcome": "used, wasted; of plan steps and orders: taken, told or kept, or why one was not",
+    "origin": "own, hub",
     "place": "cache, wire",
     "owner": "names, index, flights, readers, recent, buffers, orders, process",
     "trouble": "full, inodes, quota, read-only, failing, gone, slow",

@@ -13,6 +13,7 @@ class Start(NamedTuple):
 
     ``share_bytes_per_s``: as in Share, until the first of them. ``processes``: how many serve, which divide the memory.
     ``security``: ``tls`` (three paths) and ``token`` (a path) or None, ``audit``: whether to send Audit. ``identities``: as in Identities.
+    ``orders``: whether orders of spokes are kept.
     """
 
     datasets: Mapping[str, tuple[bytes, int]]
@@ -26,6 +27,7 @@ class Start(NamedTuple):
     log_format: str
     security: Mapping[str, Any]
     identities: Mapping[str, Any]
+    orders: bool = False
 
 
 class Ready(NamedTuple):
@@ -115,15 +117,33 @@ class Audit(NamedTuple):
     facts: Mapping[str, Any]
 
 
+class OrderAsk(NamedTuple):
+    """A spoke's question about orders, as its frame. Answered by OrderReply."""
+
+    number: int
+    dataset: str
+    identity: str
+    spoke_id: bytes
+    frame: bytes
+
+
+class OrderReply(NamedTuple):
+    """The answer, as its frame."""
+
+    number: int
+    frame: bytes
+
+
 class Stop(NamedTuple):
     """Say GOODBYE to all, report once more, and end."""
 
 
 Message = (
     Start | Ready | Take | Ended | Moved | Failed | Share | Demand | Report | Ask | Answer | Stop | Identities | Audit
-)
+    | OrderAsk | OrderReply
+)  # fmt: skip
 _KINDS: tuple[type[Message], ...] = (
-    Start, Ready, Take, Ended, Moved, Failed, Share, Demand, Report, Ask, Answer, Stop, Identities, Audit,
+    Start, Ready, Take, Ended, Moved, Failed, Share, Demand, Report, Ask, Answer, Stop, Identities, Audit, OrderAsk, OrderReply,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 

@@ -18,6 +18,7 @@ from common.errors import HeadraceError, Overloaded
 from common.log import get_logger
 from common.runtime import cancel_and_wait
 from common.serving.access import Access
+from common.serving.orders import OrderDesk
 from common.serving.server import SpokeView
 from common.serving.weights import Weights
 from common.wire.messages import Hello
@@ -26,6 +27,7 @@ from hub.source import HubSource
 from hub.workers import messages as m
 from hub.workers.doorman import Doorman
 from hub.workers.member import Member
+from hub.workers.orders import answer_for
 from hub.workers.placement import Placement
 from hub.workers.shares import Shares
 from hub.workers.tables import Totals, spoke_view
@@ -37,6 +39,7 @@ class Pool:
     """``sources``: by dataset, started before :meth:`start`. ``start_words``: what each process is told at first, but for its share.
 
     ``weights``: a spoke's identity to its share (default 1). ``on_failed`` gets the error with which the hub must end.
+    ``orders``: who keeps what spokes learned, here in the main process.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Pool:
         start_words: m.Start,
         on_failed: Callable[[HeadraceError], None],
         on_audit: Callable[[Mapping[str, Any]], None] | None = None,
+        orders: OrderDesk | None = None,
     ) -> None:
         self._sources = sources
         self._listen = listen
@@ -57,6 +61,7 @@ class Pool:
         self._weights = Weights(start_words.weights)
         self._on_failed = on_failed
         self._on_audit = on_audit
+        self._orders = orders
         self._rate_bytes_per_s = start_words.rate_bytes_per_s
         self._own_counts = Counts()
         self._totals = Totals()
@@ -190,6 +195,10 @@ class Pool:
                 task = asyncio.create_task(self._answer(index, message), name="look for a worker")
                 self._asks.add(task)
                 task.add_done_callback(self._asks.discard)
+            case m.OrderAsk():
+                task = asyncio.create_task(self._answer_about_orders(index, message), name="orders for a worker")
+                self._asks.add(task)
+                task.add_done_callback(self._asks.discard)
             case _:
                 raise AssertionError(f"{type(message).__name__} is not for the main process")
 
@@ -217,6 +226,14 @@ class Pool:
             code, text = HeadraceError.wire_code, "internal error; the hub's log has the details"
         if member.lives == life:  # the next process numbers its own
             member.send(m.Answer(ask.number, revision, code, text))
+
+    async def _answer_about_orders(self, index: int, ask: m.OrderAsk) -> None:
+        member = self._members[index]
+        life = member.lives
+        if self._orders is not None:
+            reply = await answer_for(self._orders, ask)
+            if member.lives == life:
+                member.send(reply)
 
     def _moved_hook(self, dataset: str) -> Callable[[int, set[bytes] | None], None]:
         def hook(head_revision: int, replaced: set[bytes] | None) -> None:

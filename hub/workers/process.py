@@ -31,6 +31,7 @@ from hub.audit import AuditTrail
 from hub.counts import Counts
 from hub.workers import messages as m
 from hub.workers.channel import Channel
+from hub.workers.orders import DeskOfWorker
 from hub.workers.source import WorkerSource
 from hub.workers.tables import counts_table, spoke_table
 
@@ -55,6 +56,7 @@ class Worker:
         self._packer: Packer | None = None
         self._ask_numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[int]] = {}
+        self._desk = DeskOfWorker(self._channel.send)
         self._ask_slots = asyncio.Semaphore(limits.WORKER_ASKS_MAX)
         self._taking: set[asyncio.Task[None]] = set()
 
@@ -86,6 +88,7 @@ class Worker:
             certificates=_certificates(start.security["tls"]),
             token=TokenFile(Path(os.fsdecode(start.security["token"]))) if start.security["token"] else None,
             auditor=trail,
+            orders=self._desk if start.orders else None,
         )
         if self._identities is not None:
             server.set_access(parse_access(self._identities))
@@ -138,6 +141,8 @@ class Worker:
                     self._server.set_access(parse_access(message.table))
             case m.Answer():
                 self._answered(message)
+            case m.OrderReply():
+                self._desk.answered(message)
             case m.Stop():
                 self._stop.set()
             case _:

@@ -28,6 +28,7 @@ from common.runtime import cancel_and_wait
 from common.wire.connection import WIRE_VERSIONS
 from common.wire.messages import (
     CAPABILITIES,
+    ORDERS,
     Cancel,
     Changes,
     Checked,
@@ -36,10 +37,13 @@ from common.wire.messages import (
     Error,
     Heartbeat,
     Hello,
+    Kept,
     Message,
+    Piece,
     Priority,
     Promote,
     Read,
+    Reported,
     SnapshotPage,
     Stats,
 )
@@ -48,6 +52,7 @@ from spoke.hub_client.checks import Checks
 from spoke.hub_client.credentials import Credentials
 from spoke.hub_client.keeper import LinkKeeper
 from spoke.hub_client.links import Link
+from spoke.hub_client.order_questions import OrderQuestions
 
 log = get_logger(__name__)
 
@@ -111,6 +116,7 @@ class HubClient:
         )
         """The connections, and what is known of the path."""
         self.checks = Checks()
+        self.orders = OrderQuestions()
         self._follower = follower
         self._clock = clock
         self._threads = ThreadPoolExecutor(limits.UNPACK_THREADS, "unpack")
@@ -253,6 +259,7 @@ class HubClient:
     # --- Traffic -----------------------------------------------------------------------------------------
 
     def link_up(self, link: Link) -> None:
+        self.orders.link_up(link)
         if link.role == "control":
             self.checks.link_up(link)
             self._follower.feed_up(link)
@@ -267,6 +274,9 @@ class HubClient:
             return
         if isinstance(message, Checked):
             self.checks.answered(message)
+            return
+        if isinstance(message, (Reported, Kept, Piece)):
+            self.orders.answered(link, message)
             return
         request = link.requests.get(request_id)
         if not isinstance(request, Request):
@@ -320,6 +330,7 @@ class HubClient:
     def link_closed(self, link: Link, error: HeadraceError) -> None:
         if not self.links.lost(link, error):
             return
+        self.orders.link_lost(link)
         if link.role == "control":
             self.checks.link_lost(link)
             self._follower.feed_lost(link)
@@ -337,7 +348,10 @@ def _byte_count(request: Request) -> int:
     return sum(blocks.block_count for blocks in request.remaining) * BLOCK_BYTES
 
 
-def make_hello(dataset: str, identity: str, spoke_id: bytes, *, compression: bool = True) -> Hello:
+def make_hello(
+    dataset: str, identity: str, spoke_id: bytes, *, compression: bool = True, share_orders: bool = False
+) -> Hello:
     """The HELLO this spoke sends on each of its links. ``compression``: offer the codecs we can unpack."""
     codecs = codec.SUPPORTED if compression else (Codec.RAW,)
-    return Hello(WIRE_VERSIONS, dataset, identity, spoke_id, codecs=codecs, capabilities=CAPABILITIES)
+    capabilities = tuple(name for name in CAPABILITIES if share_orders or name != ORDERS)
+    return Hello(WIRE_VERSIONS, dataset, identity, spoke_id, codecs=codecs, capabilities=capabilities)

@@ -39,6 +39,7 @@ class GrowingOrder:
     """An :class:`~spoke.prefetch.orders.Order`. ``max_steps``: held at once, over all lanes; lanes begin with their first step."""
 
     reader: Reader | None = None
+    origin = ""
 
     def __init__(self, name: str, reason: Reason, *, max_steps: int = limits.ORDER_GROWING_MAX_STEPS) -> None:
         if not 0 < len(name.encode()) <= limits.ORDER_NAME_MAX_BYTES:

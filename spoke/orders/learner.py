@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
@@ -28,10 +28,12 @@ from spoke.prefetch.succession import OrderRecorder
 log = get_logger(__name__)
 
 _PREFIX = "learned-"
-_PROVEN = "-proven"
-_ENDING = ".order"
+FOREIGN_PREFIX = "foreign-"
+PROVEN = "-proven"
+ENDING = ".order"
 _EXPLAINED_SHARE = 0.9
 _FOLLOWED_SHARE = 0.5
+_IDLE_SHARE = 0.05
 
 
 class Knows(Protocol):
@@ -42,8 +44,29 @@ class Knows(Protocol):
     def replace_order(self, former: str, order: Order) -> None: ...
 
 
+class Others(Protocol):
+    """Who has orders that other spokes learned, and tells of ours."""
+
+    def names(self) -> Collection[str]: ...
+    def learned(self, name: str, path: Path, *, shelved: bool) -> None: ...
+    async def followed(self, name: str) -> None: ...
+    async def outgrown(self, name: str) -> None: ...
+    async def idle(self, names: Collection[str]) -> None: ...
+    async def reset(self) -> None: ...
+
+
 def is_learned_file(path: Path) -> bool:
-    return path.name.startswith(_PREFIX)
+    """Here, or by another spoke."""
+    return path.name.startswith((_PREFIX, FOREIGN_PREFIX))
+
+
+def is_foreign_file(path: Path) -> bool:
+    """By another spoke."""
+    return path.name.startswith(FOREIGN_PREFIX)
+
+
+def own_name_prefix(dataset: str) -> str:
+    return f"learned:{dataset}:"
 
 
 class Learner:
@@ -55,7 +78,8 @@ class Learner:
         self._knows = knows
         self._dataset = dataset
         self._file_prefix = f"{_PREFIX}{quote(dataset, safe='')}-"
-        self._name_prefix = f"learned:{dataset}:"
+        self._name_prefix = own_name_prefix(dataset)
+        self.others: Others | None = None
         self._over = asyncio.Event()
         self._closing = False
         self._hurry = Event()
@@ -115,7 +139,10 @@ class Learner:
             self.outcomes["known"] += 1
             self._knows.drop_order(recording.name)
             for name in followed:
-                await self._prove(name)
+                if name in self._foreign():
+                    await self.others.followed(name)  # type: ignore[union-attr]
+                else:
+                    await self._prove(name)
             return
         number = self._last_number = self._last_number + 1
         # One that was followed and does not fit any more makes way for what it has become.
@@ -123,11 +150,16 @@ class Learner:
         name, path = f"{self._name_prefix}{number}", self._path(number, proven=proven)
         await asyncio.to_thread(self._write, path, name, recording)
         if self._closing:
+            if self.others is not None:
+                self.others.learned(name, path, shelved=False)
             return  # it lies there for the next start
         # Whoever follows the recording already goes on along the file.
         await self._shelf.load(path, lambda order: self._knows.replace_order(recording.name, order))
         for former in followed:
-            await self._shelf.drop(former)
+            if former in self._foreign():
+                await self.others.outgrown(former)  # type: ignore[union-attr]
+            else:
+                await self._shelf.drop(former)
         self.outcomes["kept"] += 1
         log.info(
             "an order was learned",
@@ -137,13 +169,17 @@ class Learner:
             ended=recording.ended,
         )
         await self._trim()
+        if self.others is not None:
+            await self.others.idle([name for name in self._foreign() if shares.get(name, 1.0) <= _IDLE_SHARE])
+            self.others.learned(name, path, shelved=True)
 
     def _shares_since_last(self, recording: Recording) -> dict[str, float]:
         """Of the recording's reads, those that each learned order of this dataset had foretold or placed."""
         shares: dict[str, float] = {}
+        mine = {*self._mine(), *self._foreign()}
         for facts in self._knows.orders():
             name, matched = facts["name"], facts["matched_reads"]
-            if name in self._mine():
+            if name in mine:
                 shares[name] = (matched - self._matched_before.get(name, 0)) / max(1, recording.reads)
                 self._matched_before[name] = matched
         return shares
@@ -177,25 +213,28 @@ class Learner:
 
     # --- what is kept ------------------------------------------------------------------------------------
 
+    def _foreign(self) -> Collection[str]:
+        return self.others.names() if self.others is not None else ()
+
     def _mine(self) -> dict[str, Path]:
         return {name: path for name, path in self._shelf.paths.items() if name.startswith(self._name_prefix)}
 
     def _path(self, number: int, *, proven: bool) -> Path:
-        return self._shelf.directory / f"{self._file_prefix}{number}{_PROVEN if proven else ''}{_ENDING}"
+        return self._shelf.directory / f"{self._file_prefix}{number}{PROVEN if proven else ''}{ENDING}"
 
     async def _prove(self, name: str) -> None:
         await self._shelf.move(name, self._path(int(name.rpartition(":")[2]), proven=True))
 
     async def _trim(self) -> None:
-        mine = sorted(self._mine().items(), key=lambda entry: _age(entry[1]))
-        proven = [name for name, path in mine if _is_proven(path)]
-        unproven = [name for name, path in mine if not _is_proven(path)]
+        mine = sorted(self._mine().items(), key=lambda entry: age_of(entry[1]))
+        proven = [name for name, path in mine if is_proven(path)]
+        unproven = [name for name, path in mine if not is_proven(path)]
         for name in (*proven[: -limits.LEARNED_PROVEN_KEPT], *unproven[: -limits.LEARNED_UNPROVEN_KEPT]):
             await self._shelf.drop(name)
             self._matched_before.pop(name, None)
 
     def _highest_number(self) -> int:
-        pattern = re.compile(re.escape(self._file_prefix) + rf"(\d+)(?:{_PROVEN})?{re.escape(_ENDING)}")
+        pattern = re.compile(re.escape(self._file_prefix) + rf"(\d+)(?:{PROVEN})?{re.escape(ENDING)}")
         try:
             names = [path.name for path in self._shelf.directory.iterdir()]
         except OSError:
@@ -210,7 +249,15 @@ class Learner:
             if self._recorder is not None:
                 self._recorder.reset()
             self._matched_before.clear()
-            return await self._shelf.drop_where(is_learned_file)
+            dropped = await self._shelf.drop_where(is_learned_file)
+            if self.others is not None:
+                await self.others.reset()
+            return dropped
+
+    @property
+    def own_count(self) -> int:
+        """Orders that are followed and were learned here."""
+        return len(self._mine())
 
     def facts(self) -> Mapping[str, Any]:
         """For ``status``."""
@@ -221,16 +268,16 @@ class Learner:
             "max_steps": self._recorder.max_steps if self._recorder is not None else 0,
             "epochs_seen": self._recorder.epochs_total if self._recorder is not None else 0,
             "orders": len(mine),
-            "proven_orders": sum(_is_proven(path) for path in mine.values()),
+            "proven_orders": sum(is_proven(path) for path in mine.values()),
             **self.outcomes,
         }
 
 
-def _is_proven(path: Path) -> bool:
-    return path.name.removesuffix(_ENDING).endswith(_PROVEN)
+def is_proven(path: Path) -> bool:
+    return path.name.removesuffix(ENDING).endswith(PROVEN)
 
 
-def _age(path: Path) -> int:
+def age_of(path: Path) -> int:
     """When it was made, or followed last: the newest has the highest number."""
     try:
         return path.stat().st_mtime_ns

@@ -16,13 +16,16 @@ from xxhash import xxh3_64_intdigest
 
 from common.errors import DamagedOrder, DiskError
 from spoke.orders.layout import FILE, HEADER_BYTES, ROW_BYTES, RUN, SEGMENT, Header, decode_about, decode_header
-from spoke.orders.segment import PAGES_MAX, ROWS_MAX, Segment, pages_of
+from spoke.orders.segment import PAGES_MAX, ROWS_MAX, Numbers, Segment, pages_of
 from spoke.prefetch.orders import FileFacts, Reader, Reason, Step
 
-__all__ = ["READER", "MappedOrder", "open_order"]
+__all__ = ["ORIGIN", "READER", "MappedOrder", "open_order"]
 
 READER = "reader"
 """The note by which an order's maker says how its files will be read."""
+
+ORIGIN = "origin"
+"""The note on where an order came from that was not made here, for people."""
 
 
 class FileTable(Sequence[FileFacts]):
@@ -70,6 +73,7 @@ class MappedOrder:
         self.reason: Reason = about.reason
         self.meta: Mapping[str, str] = about.meta
         self.reader = _reader(about.meta.get(READER))
+        self.origin = about.meta.get(ORIGIN, "")
         self.files = FileTable(view, header)
         self.lane_count = header.lanes
         self.step_count = header.steps
@@ -144,6 +148,16 @@ class MappedOrder:
 
     def forget(self, lane: int, before_position: int) -> None:
         """Nothing: they take no memory."""
+
+    def columns(self, lane: int) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
+        """Files, offsets and lengths of all steps of a lane in order, a piece at a time."""
+        for run in range(self._lane_runs[lane], self._lane_runs[lane + 1]):
+            last = run + 1 == self._lane_runs[lane + 1]
+            end_position = self._lengths[lane] if last else self._starts[run + 1]
+            first_row = self._run_rows[run]
+            rows = slice(first_row, first_row + end_position - self._starts[run])
+            segment = self._segments[self._run_segments[run]]
+            yield segment.files[rows], segment.offsets[rows], segment.lengths[rows]
 
     # --- inside ------------------------------------------------------------------------------------------
 

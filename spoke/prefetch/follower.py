@@ -23,7 +23,7 @@ from spoke.prefetch.kernel_pages import KernelPages
 from spoke.prefetch.lockon import Finder, Found
 from spoke.prefetch.matching import TOGETHER_STEPS, fulfilled
 from spoke.prefetch.next_use import NEVER, Use, Used, pieces_of, steps_until, uses_of
-from spoke.prefetch.orders import Order, Reader, Reason
+from spoke.prefetch.orders import SEEN_ONCE, Order, Reader, Reason
 from spoke.prefetch.predictions import Predictions
 from spoke.prefetch.recording import Recording
 from spoke.prefetch.shapes import Shapes, make_room
@@ -72,13 +72,11 @@ class Follower:
         self.order = order
         self._used = used
         self._unread_bytes = unread_bytes
-        self._is_learned = order.reason is Reason.LEARNED
-        self._is_computed = order.reason not in (Reason.LEARNED, Reason.PLAN)
+        self._is_learned = order.reason in SEEN_ONCE
+        self._is_computed = not self._is_learned and order.reason is not Reason.PLAN
         self._comes_again = self._is_learned and not isinstance(order, Recording)
         self.gate = (
-            Gate(limits.LEARN_GATE_ALLOWANCE_BYTES, limits.LEARN_GATE_WASTE_SHARE)
-            if order.reason is Reason.LEARNED
-            else Gate()
+            Gate(limits.LEARN_GATE_ALLOWANCE_BYTES, limits.LEARN_GATE_WASTE_SHARE) if self._is_learned else Gate()
         )
         self.used_bytes = 0
         self.wasted_bytes = 0
@@ -360,6 +358,7 @@ class Follower:
         return {
             "name": self.order.name,
             "reason": self.order.reason.value,
+            "origin": self.order.origin,
             "state": self.state,
             "lane_count": self.order.lane_count,
             "lanes": [

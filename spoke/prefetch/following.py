@@ -121,7 +121,7 @@ class Following:
                 facts = follower.facts()
                 found.append(
                     {
-                        **{name: facts[name] for name in ("name", "reason", "state")},
+                        **{name: facts[name] for name in ("name", "reason", "state", "origin")},
                         "steps_until": steps if steps is not None and steps < NEVER else None,
                     }
                 )

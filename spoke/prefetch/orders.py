@@ -13,7 +13,11 @@ from typing import NamedTuple, Protocol
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.scorecard import Reason
 
-__all__ = ["FileFacts", "Order", "Reader", "Reason", "Step"]
+__all__ = ["SEEN_ONCE", "FileFacts", "Order", "Reader", "Reason", "Step"]
+
+
+SEEN_ONCE = frozenset({Reason.LEARNED, Reason.REPORTED})
+"""Orders that nobody promised: they were read so before, here or at another spoke."""
 
 
 class Step(NamedTuple):
@@ -41,6 +45,10 @@ class Order(Protocol):
     @property
     def reader(self) -> Reader | None:
         """None: its maker does not say."""
+
+    @property
+    def origin(self) -> str:
+        """Where it came from, for people; empty: it was made here."""
 
     @property
     def files(self) -> Sequence[FileFacts]: ...

@@ -91,6 +91,7 @@ class Recording:
 
     reason = Reason.LEARNED
     reader: Reader | None = None
+    origin = ""
     lane_count = 1
 
     def __init__(self, name: str, max_steps: int) -> None:

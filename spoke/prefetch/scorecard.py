@@ -25,6 +25,8 @@ class Reason(Enum):
     PLAN = "plan"
     RECIPE = "recipe"
     LEARNED = "learned"
+    REPORTED = "reported"
+    """Learned by another spoke, which told of it through the hub."""
 
 
 @dataclass(slots=True)

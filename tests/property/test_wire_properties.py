@@ -84,7 +84,7 @@ WHOLE = _hear(_listening_spoke(), [ANSWERS])
 
 
 def test_the_whole_answer_is_heard() -> None:
-    assert len(WHOLE) == 10
+    assert len(WHOLE) == 13
     assert isinstance(WHOLE[-1], Closed)
     assert WHOLE[1] == Received(1, data(BlockRange(0, 3), True, 2 * 4096 + 17))
 
@@ -105,7 +105,7 @@ def test_split_anywhere_gives_the_hub_the_same_events() -> None:
         hub.send(WELCOME)
         asked = ASKED[len(hello) :]
         events.append(_hear(hub, [asked[:cut], asked[cut:]]))
-    assert len(events[0]) == 6
+    assert len(events[0]) == 9
     assert all(heard == events[0] for heard in events)
 
 

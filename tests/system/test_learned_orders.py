@@ -2,75 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
-from random import Random
 
 import pytest
 from pair import Pair, Spoke, eventually, run
+from shuffled_job import DATA_BYTES, MIB, epoch, make_data
 
 pytestmark = pytest.mark.mount
 
-MIB = 1024 * 1024
-RECORD_BYTES = 64 * 1024
-DATA_BYTES = 96 * MIB
 CACHE = "48MiB"
-
-JOB = """
-import hashlib, os, random, sys, threading, time
-path, seed, record = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-fd = os.open(path, os.O_RDONLY)
-os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-order = list(range(os.fstat(fd).st_size // record))
-random.Random(seed).shuffle(order)
-digests = [b""] * len(order)
-
-
-def work(worker):
-    for batch in range(worker * 8, len(order), 32):
-        for index in order[batch : batch + 8]:
-            digests[index] = hashlib.sha256(os.pread(fd, record, index * record)).digest()
-        time.sleep(0.06)  # a step: all four read some 35 MB/s
-
-
-threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print(hashlib.sha256(b"".join(digests)).hexdigest())
-"""
 
 
 @pytest.fixture
 def right(pair: Pair) -> str:
-    """Makes the data; the digest that a job must find, whatever its order."""
-    data = Random(7).randbytes(DATA_BYTES)
-    (pair.data / "train.bin").write_bytes(data)
-    records = [data[at : at + RECORD_BYTES] for at in range(0, DATA_BYTES, RECORD_BYTES)]
-    return hashlib.sha256(b"".join(hashlib.sha256(record).digest() for record in records)).hexdigest()
-
-
-def epoch(spoke: Spoke, seed: int, right: str) -> dict[str, float]:
-    """A job of one epoch; the share of its reads that waited for nobody, the bytes that came and were wasted, for each read."""
-    before = spoke.facts()
-    done = subprocess.run(
-        [sys.executable, "-c", JOB, str(spoke.mountpoint / "train.bin"), str(seed), str(RECORD_BYTES)],
-        capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.strip()) == (0, right), done.stderr
-    after = spoke.facts()
-    reads = {kind: after["reads"][kind] - before["reads"][kind] for kind in ("hit", "late", "miss")}
-    total = sum(reads.values())
-    assert total >= DATA_BYTES // RECORD_BYTES, "the kernel's cache answered"
-    received = after["hub"]["received_bytes"] - before["hub"]["received_bytes"]
-    wasted = after["prefetch"]["wasted_bytes"] - before["prefetch"]["wasted_bytes"]
-    return {"hits": reads["hit"] / total, "received": received / DATA_BYTES, "wasted": wasted / DATA_BYTES}
+    return make_data(pair.data / "train.bin")
 
 
 def learned(spoke: Spoke) -> list[dict[str, object]]:

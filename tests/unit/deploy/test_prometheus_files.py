@@ -99,7 +99,7 @@ def test_names_follow_the_rules() -> None:
         assert metric.meaning.endswith(".")
         assert set(metric.labels) <= {
             "source", "result", "outcome", "place", "reason", "priority", "code", "kind", "dataset", "spoke",
-            "owner", "trouble", "rank",
+            "owner", "trouble", "rank", "origin",
         }, "a new label must be bounded, and described in metrics_page.py"  # fmt: skip
     assert len(EXPOSED) == len(TABLES)
 
