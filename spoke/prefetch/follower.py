@@ -117,7 +117,7 @@ class Follower:
                     window_bytes = cap_bytes // max(1, self.order.lane_count)
                     self._add(Cursor(now_s, lane, self.order.first(lane) - 1, window_bytes))
 
-    def grew(self, now_s: float, cap_bytes: int = limits.PREFETCH_START_BYTES) -> None:
+    def grew(self, now_s: float, cap_bytes: int = limits.ORDER_START_BYTES) -> None:
         """The order got longer."""
         self._finder.grew()
         self.start(now_s, cap_bytes)
@@ -748,9 +748,10 @@ class Follower:
                 end = min(end + 1, count_blocks(size_bytes))  # the next page is the one that will be wanted
         elif not self._is_learned:
             fault_bytes = self._shapes.fault_bytes(file)
-            item.beyond_bytes = self._pages.read_end_bytes(file, item.start_bytes, item.end_bytes, fault_bytes)
+            beyond_bytes = self._pages.read_end_bytes(file, item.start_bytes, item.end_bytes, fault_bytes)
+            item.beyond_bytes = min(beyond_bytes, size_bytes)
             if self._beyond_votes >= 0:
-                end = max(end, count_blocks(min(item.beyond_bytes, size_bytes)))
+                end = max(end, count_blocks(item.beyond_bytes))
             self._pages.add(file, item.start_bytes, end * BLOCK_BYTES)
         item.first_block, item.end_block = first, end
 
