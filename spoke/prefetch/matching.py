@@ -55,6 +55,7 @@ def fulfilled(
             best, best_rank = item, rank
     if best is None:
         return None
+    best = _first_of_same(hits, best)
     page_bytes = best.start_bytes & -_PAGE
     vote = 0
     if not best_rank[0]:
@@ -63,3 +64,20 @@ def fulfilled(
         elif page_bytes == start_bytes and (start_bytes or not is_whole):
             vote = -1
     return Match(best, vote)
+
+
+def _first_of_same(hits: Sequence[Item], found: Item) -> Item:
+    """Of steps of a place that read the same bytes, as of a file's index beside each of its records, the first that nobody read yet.
+
+    Which of the place's readers came cannot be told. Were it the furthest, each such READ would move the place on while the others
+    stay, until what they will read is given up.
+    """
+    for item in hits:
+        if (
+            item.position < found.position
+            and item.cursor is found.cursor
+            and (item.start_bytes, item.end_bytes) == (found.start_bytes, found.end_bytes)
+            and item.state in (State.ASKED, State.SHADOW)
+        ):
+            found = item
+    return found

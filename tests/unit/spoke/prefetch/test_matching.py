@@ -67,3 +67,17 @@ def test_exact_reads_show_themselves_where_faults_were_expected() -> None:
     match = fulfilled([record], 10 * PAGE, 13 * PAGE, fault_bytes=FAULT, is_mapped=True)
     assert match is not None
     assert match.vote == -1
+
+
+def test_of_steps_that_read_the_same_bytes_the_first_that_nobody_read_is_taken() -> None:
+    """An index read beside each record by all workers: taken for the furthest worker's, it would lead the place away from the others."""
+    cursor = place(spread=50.0)
+    index = [predicted(cursor, position, 8192 * PAGE, 8193 * PAGE) for position in (60, 80, 101, 120)]
+    index[0].state = State.READ
+    match = fulfilled(index, 8192 * PAGE, 8193 * PAGE, fault_bytes=FAULT, is_mapped=False)
+    assert match is not None
+    assert match.item is index[1]
+    elsewhere = predicted(place(front=3), 4, 8192 * PAGE, 8193 * PAGE)
+    match = fulfilled([elsewhere, *index[2:]], 8192 * PAGE, 8193 * PAGE, fault_bytes=FAULT, is_mapped=False)
+    assert match is not None
+    assert match.item is elsewhere, "another place is another reader's"
