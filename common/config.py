@@ -56,6 +56,7 @@ SETTING_NAMES = frozenset(
             "memory_limit",
             "learn",
             "learn_memory",
+            "share_orders",
             "scrub_rate",
         ),
         *(

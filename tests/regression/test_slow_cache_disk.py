@@ -62,6 +62,9 @@ class SlowStore:
     def missing(self, version: bytes, size_bytes: int, blocks: BlockRange) -> Sequence[BlockRange]:
         return [blocks]
 
+    def is_worthless(self, version: bytes, blocks: BlockRange) -> bool:
+        return False
+
 
 class Observer:
     def arrived(self, version: bytes, blocks: BlockRange, raw_bytes: int) -> None: ...
