@@ -48,6 +48,12 @@ class TouchedFile:
     def touched_bytes(self) -> int:
         return min(self.size_bytes, int.from_bytes(self.parts, "little").bit_count() * PART_BYTES)
 
+    def touch_all(self) -> None:
+        """The whole file was read, as far as is known."""
+        self.parts[:] = b"\xff" * len(self.parts)
+        if left := self.size_bytes + PART_BYTES - 1 >> _SHIFT & 7:
+            self.parts[-1] = (1 << left) - 1
+
     def with_also(self, other: TouchedFile) -> TouchedFile:
         """What was read of either, of one version."""
         either = int.from_bytes(self.parts, "little") | int.from_bytes(other.parts, "little")
@@ -93,20 +99,27 @@ class LastJob:
 
     def read(self, path: bytes, version: bytes, size_bytes: int, offset_bytes: int, length_bytes: int) -> None:
         """A READ at the mount."""
+        file = self._file(path, version, size_bytes)
+        if file is None:
+            return
+        end_bytes = min(offset_bytes + length_bytes, size_bytes)
+        for part in range(offset_bytes >> _SHIFT, (end_bytes + PART_BYTES - 1) >> _SHIFT):
+            file.parts[part >> 3] |= 1 << (part & 7)
+
+    def lent(self, path: bytes, version: bytes, size_bytes: int) -> None:
+        """The kernel reads a whole file by itself: how much of it is not seen."""
+        file = self._file(path, version, size_bytes)
+        if file is not None:
+            file.touch_all()
+
+    def _file(self, path: bytes, version: bytes, size_bytes: int) -> TouchedFile | None:
+        """Something is read of it now; None: there is no room to note it."""
         self._last_read_s = self._clock()
         file = self._now.files.get(path)
         if file is None or file.version != version:
             file = self._add(path, version, size_bytes)
-            if file is None:
-                return
-        end_bytes = min(offset_bytes + length_bytes, size_bytes)
-        for part in range(offset_bytes >> _SHIFT, (end_bytes + PART_BYTES - 1) >> _SHIFT):
-            file.parts[part >> 3] |= 1 << (part & 7)
-        self._dirty = True
-
-    def lent(self, path: bytes, version: bytes, size_bytes: int) -> None:
-        """The kernel reads a whole file by itself: how much of it is not seen."""
-        self.read(path, version, size_bytes, 0, size_bytes)
+        self._dirty = self._dirty or file is not None
+        return file
 
     def _add(self, path: bytes, version: bytes, size_bytes: int) -> TouchedFile | None:
         job = self._now

@@ -54,6 +54,15 @@ async def test_parts_that_were_read_and_files_that_the_kernel_reads(tmp_path: Pa
     assert seen.facts()["bytes"] == 3 * PART_BYTES + 100_000
 
 
+@given(st.integers(1, 40 * PART_BYTES))
+def test_a_lent_file_is_as_one_that_was_read_whole(size_bytes: int) -> None:
+    read, lent = (LastJob(Path("unused"), 8 * MIB, Clock()) for _ in range(2))
+    read.read(b"f", A, size_bytes, 0, size_bytes)
+    lent.lent(b"f", A, size_bytes)
+    assert runs(lent) == runs(read)
+    assert lent.facts() == read.facts()
+
+
 async def test_it_is_the_same_after_a_restart_and_gone_after_a_reset(tmp_path: Path, clock: Clock) -> None:
     seen = job(tmp_path, clock)
     seen.read("dü/\udcff".encode("utf-8", "surrogateescape"), A, 10 * MIB, 3 * MIB, 300_000)
