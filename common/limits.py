@@ -835,6 +835,9 @@ ORDER_WINDOW_MIN_BYTES = 8 * 1024 * 1024
 """Smallest window of a place in an order, where the cache has room for it: all workers of a lane may ask for a batch at once,
 and an order says what that will be, whatever rate they had on average."""
 
+NEVER_STEPS = 1 << 40
+"""Steps until the next use of what an order will not use again; more is the same. Orders say it, and eviction lets such blocks go first."""
+
 ORDER_START_BYTES = 64 * 1024 * 1024
 ORDER_START_STEPS = 512
 """Fetched of an order before anybody reads it, its lanes together, and steps of each: 4 workers that start ask for 2 batches of 8 samples

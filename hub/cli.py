@@ -20,7 +20,8 @@ from common.log import configure
 from common.terminal import exit_codes, warn
 from common.units import format_rate, format_size
 from hub import orders_cli
-from hub.config import DEFAULT_METRICS_PORT, HubSettings, default_state_dir
+from hub.arguments import DatasetName, StateDir, chosen_dataset, local_time
+from hub.config import DEFAULT_METRICS_PORT, HubSettings
 
 if TYPE_CHECKING:
     from hub.snapshots import NamedSnapshot
@@ -199,30 +200,16 @@ app.add_typer(snapshot_app, name="snapshot")
 app.add_typer(orders_cli.app, name="orders")
 add_completion(app, "headrace-hub")
 SnapshotName = Annotated[str, typer.Argument(help="Of the snapshot.", show_default=False)]
-DatasetName = Annotated[
-    str | None, typer.Option("--dataset", help="The dataset's name; may be left out when the state directory has one.")
-]
-StateDir = Annotated[
-    Path,
-    typer.Option(
-        help="Where the hub keeps its catalogs.", envvar="HEADRACE_STATE_DIR", default_factory=default_state_dir
-    ),
-]
 
 
 def _dataset(name: str | None, state_dir: Path) -> str:
     from hub import snapshots
 
-    found = snapshots.datasets_in(state_dir)
-    if name is not None:
-        return name
-    if len(found) != 1:
-        raise UsageError(f"--dataset is needed: {state_dir} has catalogs of {', '.join(found) or 'no dataset'}")
-    return found[0]
+    return chosen_dataset(name, snapshots.datasets_in(state_dir), state_dir, "catalogs")
 
 
 def _line(snapshot: NamedSnapshot) -> str:
-    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.created_s))
+    made = local_time(snapshot.created_s)
     return f"{snapshot.name}  revision {snapshot.revision}, {snapshot.entry_count} names, made {made}"
 
 

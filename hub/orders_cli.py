@@ -14,20 +14,13 @@ import typer
 from common.errors import UsageError
 from common.terminal import exit_codes
 from common.units import format_size
-from hub.config import default_state_dir
+from hub.arguments import DatasetName, StateDir, chosen_dataset, local_time
 
 if TYPE_CHECKING:
     from hub.orders.ranks import KeptRow
     from hub.orders.store import OrderStore
 
 app = typer.Typer(help="The orders that spokes learned and told of: what other spokes are given.", no_args_is_help=True)
-DatasetName = Annotated[
-    str | None, typer.Option("--dataset", help="The dataset's name; may be left out when the state directory has one.")
-]
-StateDir = Annotated[
-    Path,
-    typer.Option(help="Where the hub keeps its state.", envvar="HEADRACE_STATE_DIR", default_factory=default_state_dir),
-]
 
 
 @app.command("list")
@@ -81,9 +74,7 @@ def _opened(state_dir: Path, dataset: str | None) -> Iterator[OrderStore]:
     from hub.orders.store import OrderStore, datasets_with_orders, orders_path
 
     found = datasets_with_orders(state_dir)
-    if dataset is None and len(found) != 1:
-        raise UsageError(f"--dataset is needed: {state_dir} has orders of {', '.join(found) or 'no dataset'}")
-    dataset = dataset or found[0]
+    dataset = chosen_dataset(dataset, found, state_dir, "orders")
     if dataset not in found:
         raise UsageError(
             f"no orders of dataset {dataset!r} in {state_dir} (there: {', '.join(found) or 'none'}); has a hub served it from there?"
@@ -124,7 +115,7 @@ def _facts(row: KeptRow) -> dict[str, object]:
 
 
 def _line(row: KeptRow) -> str:
-    first, last = (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s)) for at_s in (row.first_s, row.last_s))
+    first, last = local_time(row.first_s), local_time(row.last_s)
     return (
         f"{row.digest.hex()[:12]}  {row.steps} steps in {row.files} files, {format_size(row.packed_bytes)}, told by {row.teller} "
         f"{first}, by {row.tellers} in all, last {last}" + (", followed" if row.followed else "")

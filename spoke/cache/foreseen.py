@@ -12,9 +12,9 @@ from heapq import heappop, heappush, heapreplace, nsmallest
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from common.blocks import EXTENT_BLOCKS, BlockRange
+from common.limits import NEVER_STEPS
 
-NEVER = 1 << 40
-"""Steps until the next use of what is not used again; more is the same."""
+NEVER = NEVER_STEPS
 
 _PARTS_MAX = 8192
 _TRIES = 64

@@ -7,11 +7,11 @@ from itertools import groupby
 from typing import NamedTuple
 
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
+from common.limits import NEVER_STEPS
 from spoke.prefetch.cursor import Cursor, Marks
 from spoke.prefetch.orders import Order
 
-NEVER = 1 << 40
-"""Steps until the next use of what an order will not use again."""
+NEVER = NEVER_STEPS
 
 _USED_ALREADY_MAX = 8
 _USES_MAX = (
