@@ -188,7 +188,8 @@ class Ahead:
             return  # what arrives makes room for a whole one
         fetches = planner.plan(self._clock(), budget_bytes)
         for fetch in fetches:
-            asked_bytes = fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks, REASON_NUMBERS[fetch.reason])
+            why = REASON_NUMBERS[fetch.reason]
+            asked_bytes = fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks, why, to_keep=False)
             self._counts.prefetch_asked_bytes += asked_bytes
             planner.asked(fetch, asked_bytes)
         if fetches and planner.has_plans:  # it plans a little at a time, so that readers come in between

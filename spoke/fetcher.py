@@ -153,13 +153,18 @@ class Fetcher:
                     self._launch(flight, priority, deadline_s)
         return joined_all
 
-    def prefetch(self, version: bytes, size_bytes: int, blocks: BlockRange, why: int = 0) -> int:
-        """Ask for what is neither cached nor under way; returns the bytes asked for. ``why``: a number for ``explain``."""
+    def prefetch(
+        self, version: bytes, size_bytes: int, blocks: BlockRange, why: int = 0, *, to_keep: bool = True
+    ) -> int:
+        """Ask for what is neither cached nor under way; returns the bytes asked for.
+
+        ``why``: a number for ``explain``. ``to_keep``: for the cache, even if no reader is foretold; else for a reader who may be the last.
+        """
         asked_bytes = 0
         for missing in self._store.missing(version, size_bytes, blocks):
             for gap in self._flights.plan(version, missing)[1]:
                 asked_bytes += byte_length(gap, size_bytes)
-                flight = Flight(version, size_bytes, gap, prefetched=True, to_keep=not why)
+                flight = Flight(version, size_bytes, gap, prefetched=True, to_keep=to_keep)
                 self._launch(flight, Priority.PREFETCH, None, why)
         return asked_bytes
 

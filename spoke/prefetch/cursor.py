@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from enum import IntEnum
 
 from common import limits
-from common.blocks import BLOCK_BYTES, EXTENT_BYTES, count_blocks
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange, count_blocks
 from spoke.prefetch.window import Window
 
 PIECE_BYTES = 128 * 1024
@@ -79,6 +79,11 @@ class Item:
         self.end_block = count_blocks(end_bytes)
         self.beyond_bytes = end_bytes
         self.is_behind = False
+
+    @property
+    def blocks(self) -> BlockRange:
+        """Of the READ that the kernel will send."""
+        return BlockRange(self.first_block, self.end_block - self.first_block)
 
 
 class Cursor:

@@ -260,7 +260,7 @@ class Follower:
                 if item.state is State.SHADOW:
                     continue
                 budget_bytes -= item.cost_bytes
-                first, end = self._range(item)
+                first, end = item.first_block, item.end_block
                 if pending is not None and pending[0] == item.file and pending[1] <= first <= pending[2]:
                     pending = (item.file, pending[1], max(pending[2], end))
                     continue
@@ -338,8 +338,7 @@ class Follower:
         start_bytes = max(0, start_bytes - self._shapes.fault_bytes(file))  # a READ may go on into these bytes
         for item in self._predictions.touched(file, start_bytes, end_bytes):
             if item.state is State.ASKED:
-                first, end = self._range(item)
-                uses.append(Use(max(0, item.position - item.cursor.front), BlockRange(first, end - first)))
+                uses.append(Use(max(0, item.position - item.cursor.front), item.blocks))
         return uses
 
     def _around(self, version: bytes, blocks: BlockRange) -> tuple[int, int, int]:
@@ -520,8 +519,7 @@ class Follower:
     def _tell_used(self, item: Item) -> None:
         version = self._facts_of(item.file).version
         if self._shapes.faults(item.file):  # READs of neighbours overlap
-            first, end = self._range(item)
-            for extent in range(first // EXTENT_BLOCKS, (end - 1) // EXTENT_BLOCKS + 1):
+            for extent in range(item.first_block // EXTENT_BLOCKS, (item.end_block - 1) // EXTENT_BLOCKS + 1):
                 self._used(version, BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS))
         else:
             for blocks in pieces_of(item.start_bytes, item.end_bytes):
@@ -560,8 +558,7 @@ class Follower:
         if item.state is State.ASKED:
             item.cursor.settle(item)
             # What was cached before costs nothing, and what the kernel had in its own cache it has read from here.
-            first, end = self._range(item)
-            item.cost_bytes = self._unread_bytes(self._facts_of(item.file).version, BlockRange(first, end - first))
+            item.cost_bytes = self._unread_bytes(self._facts_of(item.file).version, item.blocks)
             self.wasted_bytes += item.cost_bytes
             self.gate.wasted(item.cost_bytes)
             item.state = State.EXPIRED
@@ -731,11 +728,6 @@ class Follower:
                 self._give_up(other)
         if not any(other.lane == cursor.lane and other.front > cursor.front for other in self._cursors):
             self._marks.clear_from(cursor.lane, cursor.next_position)
-
-    @staticmethod
-    def _range(item: Item) -> tuple[int, int]:
-        """Blocks of the READ that the kernel will send: (first, end)."""
-        return item.first_block, item.end_block
 
     def _read_of(self, item: Item) -> None:
         """Foretell the READ that the kernel will send for a piece: by what has to be there, and by which pages it has already."""
