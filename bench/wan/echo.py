@@ -80,6 +80,8 @@ def measure(way: Way, spoke_prefix: Sequence[str], count: int) -> list[float]:
             cwd=ROOT,
             timeout=_READY_TIMEOUT_S + count * 10,
         )
+    except subprocess.TimeoutExpired as late:
+        raise HeadraceError(f"the plain exchanges did not end within {late.timeout:g} s") from None
     finally:
         far.kill()
         far.wait()
