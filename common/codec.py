@@ -77,6 +77,19 @@ class Shrinkage:
         self._seen[version] = (ratio, 0 if due else passed_over + 1)
         return due
 
+    def untold(self, version: bytes) -> bool:
+        """Whether its first extent is being packed beside versions that do not shrink: :meth:`saw` or :meth:`forget` tells."""
+        seen = self._seen.get(version)
+        return seen is not None and seen[0] == _UNTOLD
+
+    def forget(self, version: bytes) -> None:
+        self._seen.pop(version, None)
+
+    def ratio(self, version: bytes) -> float | None:
+        """Packed over raw bytes of its extents lately; None when none was packed yet."""
+        seen = self._seen.get(version)
+        return seen[0] if seen is not None and seen[0] != _UNTOLD else None
+
     def saw(self, version: bytes, raw_bytes: int, packed_bytes: int) -> None:
         ratio = self._last_ratio = packed_bytes / raw_bytes
         old = self._seen.pop(version, None)

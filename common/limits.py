@@ -1046,8 +1046,17 @@ PACK_RETRY_EXTENTS = 64
 PACK_VERSIONS_MAX = 4096
 """Versions whose shrinkage is remembered; the one seen longest ago is forgotten, and simply tried again."""
 
+PACK_QUEUE_BYTES = 8 * 1024 * 1024
+"""Given to the packing threads and not packed yet: 10 ms of two. Beyond it what could leave at once goes raw."""
+
 PACK_WHEN_WAITING_BYTES = 128 * 1024
-"""Bytes waiting for a connection's socket from which the link counts as the bottleneck, not the CPU."""
+"""Bytes waiting for a connection's socket from which an extent may as well wait for the packing threads."""
+
+PACK_COST_EXTENTS = 16
+"""The cost of packing follows about so many extents."""
+
+PACK_PATHS_MAX = 1024
+"""Addresses of which it is remembered whether packing pays; the one used longest ago is forgotten, and learned anew."""
 
 PACK_THREADS = 2
 """Threads that compress; zstd at level 1 does some 400 MB/s in each. Further extents wait their turn."""

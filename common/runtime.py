@@ -37,6 +37,11 @@ def wall_time_s() -> float:
     return time.time()
 
 
+def thread_cpu_s() -> float:
+    """CPU time of the thread that asks, in seconds."""
+    return time.thread_time()
+
+
 # mallopt(3): parameter numbers from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 

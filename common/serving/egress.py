@@ -15,6 +15,7 @@ from common.digest import DIGEST_BYTES
 from common.errors import Cancelled, DeadlineExceeded, HeadraceError
 from common.log import get_logger
 from common.serving.observer import Observer
+from common.serving.packing_choice import PackingChoice
 from common.serving.scheduler import Pick, Request, Scheduler
 from common.serving.source import BlockSource, Extent
 from common.wire.messages import Codec, Data, Priority
@@ -63,6 +64,11 @@ class Link(Protocol):
     @property
     def waiting_bytes(self) -> int:
         """Bytes ready to go that the socket has not taken yet."""
+        ...
+
+    @property
+    def packing(self) -> PackingChoice | None:
+        """What is known of its path; None: nothing will be."""
         ...
 
     def stage(self, pick: Pick, packed: Packed) -> None:

@@ -1,18 +1,21 @@
-"""Which extents travel compressed: where bytes would have to wait for the link anyway, and where they shrink.
+"""Which extents travel compressed: where it pays on their path (:mod:`common.serving.packing_choice`), and where they shrink.
 
-The sign that the link is the bottleneck is local: something already waits for this connection's socket. When nothing
-waits, and others are being packed or read, the CPU is what is short, and raw bytes go out at once.
+Owns the threads that pack, what packing costs, and what it makes of each version. When more waits for the threads than
+they do in a moment and the connection has nothing else to send, raw bytes go out at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from enum import Enum
 
-from common import codec, limits
+from common import codec, limits, runtime
 from common.serving.egress import Link, Packed
+from common.serving.packing_choice import PackingCost
 from common.serving.source import Extent
 from common.wire.messages import Codec
 
@@ -26,13 +29,26 @@ class Compression(Enum):
 
 
 class Packer:
-    """The server's ``pack``. ``close`` ends its threads; ``raw_bytes`` and ``packed_bytes`` count what it was given and gave."""
+    """The server's ``pack``. ``close`` ends its threads; ``raw_bytes`` and ``packed_bytes`` count what it was given and gave.
 
-    def __init__(self, compression: Compression, threads: int = limits.PACK_THREADS) -> None:
+    ``cpu_s``: the calling thread's CPU time, in seconds.
+    """
+
+    def __init__(
+        self,
+        compression: Compression,
+        threads: int = limits.PACK_THREADS,
+        cpu_s: Callable[[], float] = runtime.thread_cpu_s,
+    ) -> None:
         self._compression = compression
         self._shrinkage = codec.Shrinkage()
         self._threads = ThreadPoolExecutor(threads, "pack") if compression is not Compression.OFF else None
-        self._packing = 0
+        self._cpu_s = cpu_s
+        self._packing_bytes = 0
+        self._timed_extents = 0
+        self._first_tries: dict[bytes, asyncio.Future[None]] = {}
+        """By version: done once it is known what packing makes of its first extent."""
+        self.cost = PackingCost(cores=min(threads, len(os.sched_getaffinity(0))))
         self.raw_bytes = 0
         self.packed_bytes = 0
 
@@ -48,28 +64,66 @@ class Packer:
     async def pack(self, version: bytes, extent: Extent, link: Link) -> Packed:
         """The extent as it shall travel on ``link``."""
         packed = Packed(extent, Codec.RAW, extent.data)
-        if self._wants(version, extent, link):
-            payload = await self._pack_in_thread(extent)
-            self._shrinkage.saw(version, len(extent.data), len(payload))
+        if self._wants(version, extent, link) and await self._shrinks(version, link):
+            payload = await self._pack_in_thread(version, extent)
             if len(payload) < len(extent.data) * limits.PACK_WORTH_RATIO:
                 packed = Packed(extent, Codec.ZSTD, payload)
         self.raw_bytes += len(extent.data)
         self.packed_bytes += len(packed.payload)
+        if link.packing is not None:
+            link.packing.prepared(len(extent.data), len(packed.payload), self.cost)
         return packed
 
     def _wants(self, version: bytes, extent: Extent, link: Link) -> bool:
-        if self._threads is None or Codec.ZSTD not in link.codecs or len(extent.data) < limits.PACK_MIN_BYTES:
+        size_bytes = len(extent.data)
+        if self._threads is None or Codec.ZSTD not in link.codecs or size_bytes < limits.PACK_MIN_BYTES:
             return False
-        if self._compression is Compression.AUTO and not self._link_is_short(link):
-            return False
+        if self._compression is Compression.AUTO:
+            choice = link.packing
+            if choice is not None and not choice.wants(size_bytes, self._shrinkage.ratio(version)):
+                return False
+            busy = self._packing_bytes >= limits.PACK_QUEUE_BYTES
+            if busy and link.waiting_bytes < limits.PACK_WHEN_WAITING_BYTES:
+                return False
+        return True
+
+    async def _shrinks(self, version: bytes, link: Link) -> bool:
+        """What is known of the version, or is about to be: a small file goes in one burst, all of it before its first extent is packed.
+
+        Where bytes count more than a millisecond the rest of the burst waits for the first; over a near path it goes raw.
+        """
+        first = self._first_tries.get(version)
+        if first is not None and (
+            self._compression is Compression.ON or (link.packing is not None and link.packing.far)
+        ):
+            await asyncio.wait([first])
         return self._shrinkage.worth_trying(version)
 
-    def _link_is_short(self, link: Link) -> bool:
-        return link.waiting_bytes >= limits.PACK_WHEN_WAITING_BYTES or self._packing == 0
-
-    async def _pack_in_thread(self, extent: Extent) -> bytes:
-        self._packing += 1
+    async def _pack_in_thread(self, version: bytes, extent: Extent) -> bytes:
+        if not self._shrinkage.untold(version):
+            return await self._packed_and_timed(version, extent)
+        told = self._first_tries[version] = asyncio.get_running_loop().create_future()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, codec.pack, extent.data)
+            return await self._packed_and_timed(version, extent)
         finally:
-            self._packing -= 1
+            del self._first_tries[version]
+            told.set_result(None)
+            if self._shrinkage.untold(version):
+                self._shrinkage.forget(version)  # cancelled: the next one tells
+
+    async def _packed_and_timed(self, version: bytes, extent: Extent) -> bytes:
+        size_bytes = len(extent.data)
+        self._packing_bytes += size_bytes
+        try:
+            payload, cpu_s = await asyncio.get_running_loop().run_in_executor(self._threads, self._timed, extent.data)
+        finally:
+            self._packing_bytes -= size_bytes
+        self._timed_extents = min(self._timed_extents + 1, limits.PACK_COST_EXTENTS)
+        known = self.cost.s_per_byte
+        self.cost = replace(self.cost, s_per_byte=known + (cpu_s / size_bytes - known) / self._timed_extents)
+        self._shrinkage.saw(version, size_bytes, len(payload))
+        return payload
+
+    def _timed(self, data: bytes | bytearray | memoryview) -> tuple[bytes, float]:
+        from_s = self._cpu_s()
+        return codec.pack(data), self._cpu_s() - from_s

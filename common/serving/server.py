@@ -20,6 +20,7 @@ from common.serving.access import Access, Grant
 from common.serving.egress import Egress, Pack, pack_raw
 from common.serving.observer import Auditor, NoObserver, Observer
 from common.serving.orders import OrderDesk
+from common.serving.packing_choice import FAR_ANSWER_S, FAR_RTT_S, PackingChoice
 from common.serving.scheduler import ReadAhead, Scheduler
 from common.serving.session import Admission, Session
 from common.serving.source import Source
@@ -320,6 +321,15 @@ class Server:
         spoke = self._spokes[session.hello.spoke_id, session.hello.dataset]
         spoke.stats = stats.values
         spoke.stats_at_s = self._clock()
+
+    def packing(self, session: Session) -> PackingChoice | None:
+        if self._steering is None or session.hello is None:
+            return None
+        spoke = self._spokes[session.hello.spoke_id, session.hello.dataset]
+        answers_s = [each.answer_s for each in spoke.sessions.values() if each.answer_s is not None]
+        path = session.path()
+        far = (path is not None and path.min_rtt_s >= FAR_RTT_S) or min(answers_s, default=0.0) >= FAR_ANSWER_S
+        return self._steering.packing(session.hello.spoke_id, far=far)
 
     def closed(self, session: Session) -> None:
         self._sessions.pop(session.link_id, None)

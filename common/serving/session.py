@@ -24,6 +24,7 @@ from common.serving.egress import Egress, Packed
 from common.serving.feed import FeedMessage, follow
 from common.serving.observer import Auditor, Observer
 from common.serving.orders import OrderDesk, OrderQuestion, Teller, refusal
+from common.serving.packing_choice import PackingChoice
 from common.serving.scheduler import Pick
 from common.serving.source import Source
 from common.serving.turns import SnapshotTurns, in_turn
@@ -78,6 +79,9 @@ class Host(Protocol):
 
     def heard_stats(self, session: Session, stats: m.Stats) -> None: ...
 
+    def packing(self, session: Session) -> PackingChoice | None:
+        """Of the path to its spoke. Asked once it wants to send something there."""
+
     def closed(self, session: Session) -> None: ...
 
 
@@ -99,6 +103,10 @@ class Session(asyncio.BufferedProtocol):
         """What the other end may call itself; empty before it was let in."""
         self.expires_s = math.inf
         """When its certificate does, in seconds since 1970."""
+        self.answer_s: float | None = None
+        """Until the PING behind WELCOME was answered, in seconds: the whole path's round trip, where TCP's ends at a proxy."""
+        self._pinged_s: float | None = None
+        self._packing: PackingChoice | None = None
         self._host = host
         self._auditor = host.auditor
         self._egress = host.egress
@@ -138,6 +146,12 @@ class Session(asyncio.BufferedProtocol):
     def waiting_bytes(self) -> int:
         staged_bytes = sum(len(packed.payload) for lane in self._lanes for _, packed in lane)
         return staged_bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
+
+    @property
+    def packing(self) -> PackingChoice | None:
+        if self._packing is None:
+            self._packing = self._host.packing(self)
+        return self._packing
 
     def stage(self, pick: Pick, packed: Packed) -> None:
         self._lanes[pick.request.priority].append((pick, packed))
@@ -262,7 +276,10 @@ class Session(asyncio.BufferedProtocol):
                 self._greet(message)
             case m.Proof():
                 self._take_proof(message)
-            case m.Goodbye() | m.Error() | m.Pong():
+            case m.Pong():
+                if self.answer_s is None and self._pinged_s is not None:
+                    self.answer_s = asyncio.get_running_loop().time() - self._pinged_s
+            case m.Goodbye() | m.Error():
                 pass  # the connection reports the end by itself
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for a server")
@@ -334,6 +351,9 @@ class Session(asyncio.BufferedProtocol):
                 send_buffer_bytes=self._host.send_buffer_bytes,
             )
         )
+        if len(codecs) > 1:
+            self._pinged_s = asyncio.get_running_loop().time()
+            self._send(m.Ping(1))
         self._host.observer.connected(hello.identity)
         if self._auditor is not None:
             self._auditor.connected(self.address, hello, names)

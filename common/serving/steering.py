@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from statistics import median_low
 from typing import Protocol
 
+from common import limits
 from common.log import get_logger
+from common.serving.packing_choice import PackingChoice
 from common.serving.rate_control import RateController
 from common.serving.scheduler import Scheduler
 from common.tcp import PathFacts
@@ -56,6 +59,7 @@ class _Spoke:
     def __init__(self) -> None:
         self.links: dict[SteeredLink, int] = {}
         self.active_links = 1.0
+        self.packing: PackingChoice | None = None
         self.link_rate_bytes_per_s: float | None = None
 
 
@@ -92,6 +96,8 @@ class Steering:
         self._socket_rate_bytes_per_s = socket_rate_bytes_per_s
         self._paths: dict[str, _Path] = {}
         self._address_of: dict[bytes, str] = {}
+        self._packing: OrderedDict[tuple[str, bool], PackingChoice] = OrderedDict()
+        """By address and whether it is far. They outlive their spokes: who mounts again finds what was learned."""
 
     def joined(self, address: str, spoke_id: bytes, link: SteeredLink) -> None:
         """``address``: of the peer, without port. The first link's holds for the spoke, as in the scheduler."""
@@ -118,6 +124,21 @@ class Steering:
         path = self._paths.get(address)
         return path.controller if path is not None else None
 
+    def packing(self, spoke_id: bytes, *, far: bool) -> PackingChoice | None:
+        """What is known of the spoke's path, for whoever compresses. ``far``: its first links' round trip; theirs holds for the spoke."""
+        address = self._address_of.get(spoke_id)
+        if address is None:
+            return None
+        spoke = self._paths[address].spokes[spoke_id]
+        if spoke.packing is None:
+            key = (address, far)
+            spoke.packing = self._packing.get(key) or PackingChoice(far=far)
+            self._packing[key] = spoke.packing
+            self._packing.move_to_end(key)
+            if len(self._packing) > limits.PACK_PATHS_MAX:
+                self._packing.popitem(last=False)
+        return spoke.packing
+
     async def run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -131,13 +152,27 @@ class Steering:
                     self._steer(address, path)
                 except Exception:
                     log.exception("steering one path failed in an unforeseen way, the others go on")
+            else:
+                for spoke in path.spokes.values():
+                    if spoke.packing is not None:
+                        spoke.packing.idle(self._clock())
 
     def _steer(self, address: str, path: _Path) -> None:
         now_s = self._clock()
-        if not self._measure(path):
-            return
         controller = path.controller
         busy = self._scheduler.waiting_on_path(address) >= BUSY_BYTES
+        moved: dict[PackingChoice, int] = {}
+        anything = self._measure(path, moved)
+        for packing, moved_bytes in moved.items():
+            mode = packing.mode
+            packing.observe(now_s, moved_bytes=moved_bytes, rtt_s=path.min_rtt_s, busy=busy,
+                            full=controller.rate_bytes_per_s is not None)  # fmt: skip
+            if packing.mode is not mode:
+                log.debug("compression", address=address, far=packing.far, mode=packing.mode.value,
+                          raw_bytes_per_s=packing.raw_bytes_per_s, packing_bytes_per_s=packing.packing_bytes_per_s,
+                          cost_s_per_byte=packing.cost.s_per_byte)  # fmt: skip
+        if not anything:
+            return
         controller.observe(
             now_s, delivered_bytes=path.delivered_bytes, rtt_s=path.rtt_s, min_rtt_s=path.min_rtt_s, busy=busy
         )
@@ -149,8 +184,8 @@ class Steering:
                 for link in spoke.links:
                     link.renew()
 
-    def _measure(self, path: _Path) -> bool:
-        """Add up the connections; the queue is that of the middle one of those that move."""
+    def _measure(self, path: _Path, moved: dict[PackingChoice, int]) -> bool:
+        """Add up the connections; the queue is that of the middle one of those that move. ``moved``: bytes by choice are added."""
         seen: list[tuple[int, float, float]] = []
         moved_by: list[int] = []
         for spoke in path.spokes.values():
@@ -165,6 +200,8 @@ class Steering:
                     path.delivered_bytes += moved_bytes
                     own.append(moved_bytes)
                     seen.append((moved_bytes, facts.rtt_s - facts.min_rtt_s, facts.min_rtt_s))
+            if spoke.packing is not None:
+                moved[spoke.packing] = moved.get(spoke.packing, 0) + sum(own)
             if own:
                 spoke.active_links = _eased(spoke.active_links, _count_from(own, ACTIVE_SHARE))
                 moved_by.append(sum(own))

@@ -3,6 +3,7 @@
 import random
 import re
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,9 @@ def token_ids(count: int) -> np.ndarray:
     return np.array([ids[word] for word in words[:count]])
 
 
-def test_token_files_cross_with_half_their_bytes_and_noise_with_no_more_than_its_own(pair: Pair) -> None:
+def test_token_files_cross_with_half_their_bytes_and_noise_with_no_more_than_its_own(
+    pair: Pair, far: Callable[..., str]
+) -> None:
     ids = token_ids(1_000_000)
     (pair.data / "u32.bin").write_bytes(ids.astype("<u4").tobytes())
     (pair.data / "u16.bin").write_bytes(np.minimum(ids, 65535).astype("<u2").tobytes())
@@ -41,6 +44,11 @@ def test_token_files_cross_with_half_their_bytes_and_noise_with_no_more_than_its
         assert (spoke.mountpoint / name).read_bytes() == data
         return (spoke.status()["hub"]["received_bytes"] - before) / len(data)
 
+    assert crossed("noise.bin") <= 1.01
+    # A long link by itself, from the first byte of the first file.
+    spoke = pair.spoke(far(hub.address, "300mbit"), name="mnt-far", cache="cache-far")
+    assert crossed("u32.bin") <= 0.5
+    assert crossed("u16.bin") <= 0.75
     assert crossed("noise.bin") <= 1.01
     # On loopback the link is never short; --compression on shows what a short one would get.
     hub.terminate()

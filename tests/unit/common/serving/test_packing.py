@@ -9,8 +9,9 @@ import pytest
 from common.blocks import BlockRange, count_blocks
 from common.codec import unpack
 from common.digest import block_digests
-from common.limits import PACK_MIN_BYTES, PACK_WHEN_WAITING_BYTES
+from common.limits import PACK_MIN_BYTES, PACK_QUEUE_BYTES, PACK_WHEN_WAITING_BYTES
 from common.serving.packing import Compression, Packer
+from common.serving.packing_choice import Mode, PackingChoice
 from common.serving.source import Extent
 from common.wire.messages import Codec
 
@@ -25,6 +26,7 @@ class Link:
 
     codecs: tuple[Codec, ...] = BOTH
     waiting_bytes: int = 0
+    packing: PackingChoice | None = None
     link_id: int = 1
     refused: list[object] = field(default_factory=list)
 
@@ -71,15 +73,33 @@ async def test_a_hub_told_not_to_compress_agrees_to_raw_only() -> None:
         await packer.close()
 
 
-async def test_a_link_that_takes_all_at_once_gets_raw_bytes_while_the_cpu_is_busy() -> None:
+async def test_a_link_that_takes_all_at_once_gets_raw_bytes_while_much_waits_to_be_packed() -> None:
     packer = Packer(Compression.AUTO)
+    big = TEXT * 20
     try:
         hungry, waiting = Link(), Link(waiting_bytes=PACK_WHEN_WAITING_BYTES)
-        for _ in range(20):
-            together = await asyncio.gather(*(packer.pack(b"v" * 16, extent(TEXT * 20), hungry) for _ in range(8)))
-            assert sum(packed.codec is Codec.ZSTD for packed in together) <= 1, "the first finds an idle CPU"
-        together = await asyncio.gather(*(packer.pack(b"v" * 16, extent(TEXT), waiting) for _ in range(8)))
-        assert {packed.codec for packed in together} == {Codec.ZSTD}
+        for link, count_packed in ((hungry, -(-PACK_QUEUE_BYTES // len(big))), (waiting, 20)):
+            together = await asyncio.gather(*(packer.pack(b"v" * 16, extent(big), link) for _ in range(20)))
+            assert sum(packed.codec is Codec.ZSTD for packed in together) == count_packed
+    finally:
+        await packer.close()
+
+
+async def test_what_its_path_says_is_done_and_told_to_it() -> None:
+    """1 ms of CPU for each look at the clock: 10 ns a byte."""
+    ticks = iter(n * 1e-3 for n in range(1000))
+    packer = Packer(Compression.AUTO, threads=1, cpu_s=lambda: next(ticks))
+    far, near = (Link(packing=PackingChoice(far=far)) for far in (True, False))
+    assert near.packing is not None
+    near.packing.raw_bytes_per_s = 300e6
+    try:
+        assert (await packer.pack(b"v" * 16, extent(TEXT), far)).codec is Codec.ZSTD
+        assert (await packer.pack(b"v" * 16, extent(TEXT), near)).codec is Codec.RAW
+        assert near.packing.cost.s_per_byte == pytest.approx(1e-3 / len(TEXT))
+        assert near.packing.mode is Mode.RAW
+        forced = Packer(Compression.ON)
+        assert (await forced.pack(b"v" * 16, extent(TEXT), near)).codec is Codec.ZSTD
+        await forced.close()
     finally:
         await packer.close()
 
@@ -92,5 +112,32 @@ async def test_noise_is_given_up_and_counted() -> None:
         await packer.pack(b"t" * 16, extent(TEXT), Link())
         assert packer.raw_bytes == 10 * len(NOISE) + len(TEXT)
         assert 10 * len(NOISE) < packer.packed_bytes < 10 * len(NOISE) + len(TEXT) / 10
+    finally:
+        await packer.close()
+
+
+@pytest.mark.parametrize("far", [True, False])
+async def test_a_small_file_after_one_that_does_not_shrink_crosses_packed_where_it_is_far(far: bool) -> None:
+    """All its extents are asked for before its first is packed: 4 MB of token ids crossed raw behind noise."""
+    packer = Packer(Compression.AUTO)
+    link = Link(packing=PackingChoice(far=far))
+    try:
+        await packer.pack(b"noise", extent(NOISE), link)
+        burst = await asyncio.gather(*(packer.pack(b"text", extent(TEXT), link) for _ in range(8)))
+    finally:
+        await packer.close()
+    assert [packed.codec for packed in burst] == [Codec.ZSTD] + [Codec.ZSTD if far else Codec.RAW] * 7
+
+
+async def test_a_first_extent_that_is_cancelled_leaves_nobody_waiting() -> None:
+    packer = Packer(Compression.AUTO, threads=1)
+    link = Link(packing=PackingChoice(far=True))
+    try:
+        await packer.pack(b"noise", extent(NOISE), link)
+        first = asyncio.create_task(packer.pack(b"text", extent(TEXT), link))
+        second = asyncio.create_task(packer.pack(b"text", extent(TEXT), link))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await asyncio.wait_for(second, 10)).codec is Codec.ZSTD
     finally:
         await packer.close()

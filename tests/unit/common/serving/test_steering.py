@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.blocks import EXTENT_BLOCKS, BlockRange
+from common.serving.packing_choice import PackingCost
 from common.serving.scheduler import Scheduler
 from common.serving.steering import LINK_SHARE, LOOK_EVERY_S, RENEW_EVERY_S, Steering
 from common.tcp import PathFacts
@@ -150,3 +153,26 @@ def test_a_spoke_that_comes_from_two_addresses_has_one_pace_for_all_its_connecti
     steering.left(SPOKE, second)
     steering.left(SPOKE, second)
     assert steering.controller(ADDRESS) is None
+
+
+def test_what_is_known_of_packing_for_a_path_is_shared_by_its_spokes_and_outlives_them() -> None:
+    now = [0.0]
+    steering = Steering(busy_scheduler(), lambda: now[0])
+    one, other = FakeLink(), FakeLink()
+    assert steering.packing(SPOKE, far=False) is None, "nobody is there"
+    steering.joined(ADDRESS, SPOKE, one)
+    steering.joined(ADDRESS, b"other", other)
+    choice = steering.packing(SPOKE, far=False)
+    assert choice is not None
+    assert steering.packing(b"other", far=False) is choice
+    choice.prepared(1 << 20, 1 << 20, PackingCost())
+    for _ in range(10):
+        choice.prepared(1 << 20, 1 << 20, PackingCost())
+        look(steering, [one, other], 1, now)
+    assert choice.raw_bytes_per_s == pytest.approx(RATE, rel=0.01)
+    steering.left(SPOKE, one)
+    steering.left(b"other", other)
+    steering.joined(ADDRESS, SPOKE, one)
+    assert steering.packing(SPOKE, far=False) is choice
+    steering.joined(ADDRESS, b"through a proxy", other)
+    assert steering.packing(b"through a proxy", far=True) is not choice
