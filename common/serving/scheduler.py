@@ -130,11 +130,15 @@ class Request:
 
 
 class Pick:
-    """One extent of a READ, to be read and sent now. ``live`` turns false once it was sent or its READ has ended."""
+    """One extent of a READ, to be read and sent now. ``live`` turns false once it was sent or its READ has ended.
 
-    __slots__ = ("ahead_bytes", "blocks", "lane", "live", "loading", "request", "size_bytes")
+    ``number``: picks are counted.
+    """
 
-    def __init__(self, request: Request, blocks: BlockRange, lane: Priority) -> None:
+    __slots__ = ("ahead_bytes", "blocks", "lane", "live", "loading", "number", "request", "size_bytes")
+
+    def __init__(self, number: int, request: Request, blocks: BlockRange, lane: Priority) -> None:
+        self.number = number
         self.request = request
         self.blocks = blocks
         # As asked for: the last block of a file may hold less. finished() corrects the pacers by what really left.
@@ -177,6 +181,7 @@ class Scheduler:
         self._deadlines: Deadlines[Request] = Deadlines()
         self._open_requests = 0
         self._reading_bytes = 0
+        self._picks = 0
         self._total_ahead_bytes = 0
         self._spokes_paced = spoke_rate_bytes_per_s is not None
         self._total_held = False
@@ -418,7 +423,8 @@ class Scheduler:
         links.append(link)  # the others' turn
         queue = link.queues[lane]
         request = queue[0]
-        pick = Pick(request, request.queued.popleft(), lane)
+        self._picks += 1
+        pick = Pick(self._picks, request, request.queued.popleft(), lane)
         request.picks[pick] = None
         if not request.queued:
             queue.popleft()

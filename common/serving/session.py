@@ -22,6 +22,7 @@ from common.errors import AuthenticationFailed, Cancelled, HeadraceError, NotAll
 from common.log import SayingLimit, get_logger
 from common.serving.egress import Egress, Packed
 from common.serving.feed import FeedMessage, follow
+from common.serving.lanes import Lanes
 from common.serving.observer import Auditor, Observer
 from common.serving.orders import OrderDesk, OrderQuestion, Teller, refusal
 from common.serving.packing_choice import PackingChoice
@@ -115,7 +116,7 @@ class Session(asyncio.BufferedProtocol):
         self._counts_reads = False
         self._challenged: tuple[m.Hello, bytes, bytes] | None = None  # HELLO, our nonce, the token
         self._transport: asyncio.Transport | None = None
-        self._lanes: tuple[deque[tuple[Pick, Packed]], ...] = tuple(deque() for _ in m.Priority)
+        self._lanes = Lanes()
         self._feed_message: tuple[int, FeedMessage] | None = None
         self._feed_room = asyncio.Event()
         self._feed_room.set()
@@ -144,8 +145,8 @@ class Session(asyncio.BufferedProtocol):
 
     @property
     def waiting_bytes(self) -> int:
-        staged_bytes = sum(len(packed.payload) for lane in self._lanes for _, packed in lane)
-        return staged_bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
+        unsent_bytes = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return self._lanes.waiting_bytes + unsent_bytes
 
     @property
     def packing(self) -> PackingChoice | None:
@@ -154,14 +155,14 @@ class Session(asyncio.BufferedProtocol):
         return self._packing
 
     def stage(self, pick: Pick, packed: Packed) -> None:
-        self._lanes[pick.request.priority].append((pick, packed))
+        self._lanes.add(pick, packed)
         if pick.request.priority is m.Priority.DEMAND and not self._flush_scheduled and not self._write_paused:
             self._flush()  # a reader waits: not another step of the loop for the sake of one system call
         else:
             self._flush_soon()
 
     def refuse(self, request_id: int, error: HeadraceError) -> None:
-        self._unstage(request_id)
+        self._lanes.drop(request_id)
         self._send_error(error, request_id)
 
     # --- asyncio.BufferedProtocol ---------------------------------------------------------------------------
@@ -229,8 +230,7 @@ class Session(asyncio.BufferedProtocol):
             self._timer.cancel()
         if self._source is not None:
             self._egress.detach(self)
-        for lane in self._lanes:
-            lane.clear()
+        self._lanes.clear()
         self._end_feed()
         for task in (*self._checks, *self._asking):
             task.cancel()
@@ -258,7 +258,7 @@ class Session(asyncio.BufferedProtocol):
                 self._read(request_id, message)
             case m.Cancel():
                 if self._egress.end(self, request_id):
-                    self._unstage(request_id)
+                    self._lanes.drop(request_id)
                     self._send_error(Cancelled("withdrawn"), request_id)
             case m.Promote():
                 self._promote(request_id, message)
@@ -376,21 +376,8 @@ class Session(asyncio.BufferedProtocol):
 
     def _promote(self, request_id: int, promote: m.Promote) -> None:
         request = self._egress.promote(self, request_id, promote.priority, promote.deadline_ms)
-        if request is None:
-            return
-        for lane in self._lanes:  # what is read already moves as well
-            if lane is not self._lanes[promote.priority]:
-                moved = [staged for staged in lane if staged[0].request is request]
-                if moved:
-                    self._unstage(request_id)
-                    self._lanes[promote.priority].extend(moved)
-
-    def _unstage(self, request_id: int) -> None:
-        for lane in self._lanes:
-            kept = [staged for staged in lane if staged[0].request.request_id != request_id]
-            if len(kept) < len(lane):
-                lane.clear()
-                lane.extend(kept)
+        if request is not None:
+            self._lanes.promote(request)
 
     # --- checks ---------------------------------------------------------------------------------------------
 
@@ -515,14 +502,14 @@ class Session(asyncio.BufferedProtocol):
             self._connection.send(message, request_id)
             self._count(self._connection.pending_bytes - before_bytes)
             return True
-        lane = self._lanes[0] or self._lanes[1]
-        if not lane:
+        staged = self._lanes.take()
+        if staged is None:
             if not self._order_answers:
                 return False
             self._connection.send(self._order_answers.popleft())
             self._count(self._connection.pending_bytes - before_bytes)
             return True
-        pick, packed = lane.popleft()
+        pick, packed = staged
         if pick.live:
             last = pick.is_last
             self._connection.send(packed.message(last=last), pick.request.request_id)

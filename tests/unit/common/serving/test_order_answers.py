@@ -114,7 +114,7 @@ async def test_a_piece_waits_for_what_a_reader_waits_for(serve: Serve, source: M
         client.send(Fetch(1, DIGEST, 0))
         await until(lambda: bool(session._order_answers))
         wanted = client.read(little, whole_file(10))
-        await until(lambda: bool(session._lanes[Priority.DEMAND]))
+        await until(lambda: bool(session._lanes._lanes[Priority.DEMAND]))
         order: list[str] = []
         while len(order) < 2:
             event = await client.receive()
