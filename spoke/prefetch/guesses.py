@@ -162,8 +162,8 @@ class Guesses:
             if starting:
                 begun = run.evidence_blocks >= EXTENT_BLOCKS
                 piece_blocks = limits.PREFETCH_START_PIECE_BLOCKS * 2 if begun else limits.PREFETCH_START_PIECE_BLOCKS
-            cut_block = (first_block // piece_blocks + 1) * piece_blocks
-            stop_block = min(end_block, cut_block)
+            extent_end_block = (first_block // EXTENT_BLOCKS + 1) * EXTENT_BLOCKS
+            stop_block = min(end_block, first_block + piece_blocks, extent_end_block)
             if stop_block <= first_block:
                 continue
             if (stop_block - first_block) * BLOCK_BYTES > budget_bytes:
