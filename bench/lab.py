@@ -328,10 +328,17 @@ class Lab:
                 time.sleep(0.05)
 
 
-def in_lab(console: Console, work: Callable[[Lab], object], *, keep: bool, ready_timeout_s: float | None = None) -> int:
+def in_lab(
+    console: Console,
+    work: Callable[[Lab], object],
+    *,
+    keep: bool = False,
+    spoke_prefix: Sequence[str] = (),
+    ready_timeout_s: float | None = None,
+) -> int:
     """Do ``work`` in a lab of its own; returns the exit code, once what failed, and what the daemons said, is told."""
     started_s = time.monotonic()
-    with Lab(keep=keep, ready_timeout_s=ready_timeout_s) as lab:
+    with Lab(keep=keep, spoke_prefix=spoke_prefix, ready_timeout_s=ready_timeout_s) as lab:
         try:
             work(lab)
         except KeyboardInterrupt:

@@ -89,7 +89,7 @@ def main() -> int:
     arguments = ready(console, parser.parse_args)
     if arguments is None:
         return EXIT_USAGE
-    return in_lab(console, lambda lab: work(lab, arguments), keep=False, ready_timeout_s=READY_TIMEOUT_S)
+    return in_lab(console, lambda lab: work(lab, arguments), ready_timeout_s=READY_TIMEOUT_S)
 
 
 if __name__ == "__main__":

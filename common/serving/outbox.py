@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from common.serving.egress import Packed
 from common.serving.feed import FeedMessage
-from common.serving.scheduler import Pick, Request
+from common.serving.requests import Pick, Request
 from common.wire import messages as m
 
 

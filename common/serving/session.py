@@ -22,7 +22,7 @@ from common.serving.observer import Auditor, Observer
 from common.serving.orders import OrderDesk
 from common.serving.outbox import Outbox
 from common.serving.packing_choice import PackingChoice
-from common.serving.scheduler import Pick
+from common.serving.requests import Pick
 from common.serving.slow_answers import SlowAnswers, internal_error
 from common.serving.source import Source
 from common.serving.turns import SnapshotTurns

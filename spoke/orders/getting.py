@@ -18,6 +18,7 @@ from common.order_report import Sketch
 from common.wire.messages import KeptOrder
 from spoke.hub_client.order_questions import OrderQuestions
 from spoke.namespace.tree import Tree
+from spoke.naming import files_in_turns
 from spoke.orders import report as reports
 from spoke.orders.foreign import ForeignOrders
 from spoke.orders.shelf import OrderShelf
@@ -153,14 +154,9 @@ async def live_files(tree: Tree, files: Sequence[Any]) -> bytearray:
             await asyncio.sleep(0)
     if not elsewhere:
         return live
-    for number, node in enumerate(tree.walk()):  # renamed since
-        if node.is_file and (found := elsewhere.get(node.entry.version)) is not None:
+    async for node in files_in_turns(tree):  # renamed since
+        if (found := elsewhere.get(node.entry.version)) is not None:
             live[found] = node.entry.size_bytes == files[found].size_bytes
-        if number % limits.NAME_SEARCH_SLICE == limits.NAME_SEARCH_SLICE - 1:
-            epoch, revision = tree.epoch, tree.revision
-            await asyncio.sleep(0)
-            if (tree.epoch, tree.revision) != (epoch, revision):
-                break  # names changed below us: what was found has to do
     return live
 
 
