@@ -17,7 +17,8 @@ from common.errors import Cancelled, DeadlineExceeded, HeadraceError
 from common.log import get_logger
 from common.serving.observer import Observer
 from common.serving.packing_choice import PackingChoice
-from common.serving.scheduler import Pick, Request, Scheduler
+from common.serving.requests import Pick, Request
+from common.serving.scheduler import Scheduler
 from common.serving.source import BlockSource, Extent
 from common.wire.messages import Codec, Data, Priority
 

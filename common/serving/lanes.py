@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from common.serving.egress import Packed
-from common.serving.scheduler import Pick, Request
+from common.serving.requests import Pick, Request
 from common.wire.messages import Priority
 
 
