@@ -417,7 +417,9 @@ class Session(asyncio.BufferedProtocol):
 
     def path(self) -> PathFacts | None:
         """What TCP says about this connection."""
-        return path_facts(self._transport.get_extra_info("socket")) if self._transport is not None else None
+        if self._transport is None or self._transport.is_closing():
+            return None
+        return path_facts(self._transport.get_extra_info("socket"))
 
     def limit_rate(self, max_rate_bytes_per_s: float | None) -> None:
         """How fast the kernel may send on this connection; None: as its congestion control likes."""
