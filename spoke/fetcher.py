@@ -177,7 +177,9 @@ class Fetcher:
                     if flight.request is not None and not flight.request.done:
                         self._promote(flight, flight.request, None)
                 for gap in gaps:
-                    self._launch(Flight(version, size_bytes, gap, prefetched=True), Priority.DEMAND, None, why)
+                    self._launch(
+                        Flight(version, size_bytes, gap, prefetched=True, patient=True), Priority.DEMAND, None, why
+                    )
 
     def flight_of(self, version: bytes, blocks: BlockRange) -> Flight | None:
         """What is under way, or not yet in the cache, for the first of these blocks."""
@@ -225,7 +227,9 @@ class Fetcher:
         self, flight: Flight, ranges: Sequence[BlockRange], priority: Priority, deadline_s: float | None
     ) -> None:
         flight.tries += 1
-        flight.request = Request(flight.version, ranges, priority, deadline_s, _FlightSink(self, flight))
+        flight.request = Request(
+            flight.version, ranges, priority, deadline_s, _FlightSink(self, flight), patient=flight.patient
+        )
         self._account(flight)
         self._client.submit(flight.request)
 

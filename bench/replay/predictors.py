@@ -196,7 +196,8 @@ class Oracle(_Base):
     """Knows the order of all READs: fetches exactly what the next ones need, soonest first, and never lets go of what is used sooner.
 
     It keeps the link full and no more: what is under way is what the path holds, and a little. What will be used again goes only for
-    what is read within twice that. ``foremost``: what it fetches waits behind nobody's READ, since nobody knows better what the job wants first.
+    what is read within twice that.
+    ``foremost``: what it fetches waits behind nobody's READ, since nobody knows better what the job wants first.
     """
 
     def __init__(self, trace: Trace, future: Future, belady: Belady, *, foremost: bool = False) -> None:

@@ -27,8 +27,8 @@ class Report:
 
     ``full_speed_after``: batches of the slowest process before full speed, None if it never comes. ``hit_share`` of all READs, and
     ``hit_share_after_2`` of those after the first process's first two batches, ``hit_share_after_rush`` after twice as many as a loader
-    asks for when it starts. ``waited_s``: how much longer than with local data the slowest process stood without a batch. ``read_us``, ``read_us_mean``: what the planner thought about
-    a READ, median and mean (arrivals included in the mean), if it was timed.
+    asks for when it starts. ``waited_s``: how much longer than with local data the slowest process stood without a batch.
+    ``read_us``, ``read_us_mean``: what the planner thought about a READ, median and mean (arrivals included in the mean), if it was timed.
     """
 
     pattern: str

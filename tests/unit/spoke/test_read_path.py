@@ -101,6 +101,7 @@ async def test_what_lies_between_workers_that_begin_at_once_is_asked_for_as_what
     data = noise(16 * MIB)
     path = await make_read_path({b"f": data}, prefetch=True)
     handle = path.open(b"f")
+    path.reads._observer.opened(handle, 1)
     batch, record, hurried = MIB // 2, MIB // 16, []
     expedite = path.fetcher.expedite
 
