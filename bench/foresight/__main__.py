@@ -33,6 +33,10 @@ from bench.lab import Lab, LabError, Spoke, in_lab, ready
 from bench.link import LinkShape
 from bench.path import ROOT, describe
 from bench.replay.recorded import read_trace
+from bench.replay.runs import Bench
+from bench.replay.simulator import World
+from bench.replay.sweeps import BATCH_BYTES, sweep_of
+from bench.replay.trace import Trace, TraceFile
 from common.errors import UsageError
 from common.terminal import EXIT_USAGE
 from common.units import format_size, parse_size
@@ -144,7 +148,17 @@ class Measuring:
             spoke = self.mounted(f"sweep-{workers}", "--cache-size", "4GiB")
             cold = self.job(spoke, asked, local["digest"])
             self._paced(load, cold, local, most_rtts=3, least_hits=0.995)
+            self._bound(load, workers, batches)
             self.end(spoke)
+
+    def _bound(self, load: str, workers: int, batches: int) -> None:
+        """What no spoke could better: the READs of the first rush wait for the link, whatever is known."""
+        size_bytes = batches * BATCH_BYTES
+        trace = Trace(load, [TraceFile(SWEEP_FILE.encode(), size_bytes)], [sweep_of(workers, size_bytes)])
+        trace.at_load(SHARE_OF_LINK * self.rate_bytes_per_s)
+        known = Bench(trace, World(self.rtt_s, self.rate_bytes_per_s, 4 << 30), 1).run("foremost")
+        self.say(load, "hits after 2 batches of who knows all (simulated)", known.hit_share_after_2)
+        self.say(load, "stall, round trips, of who knows all (simulated)", known.waited_s / self.rtt_s)
 
     def _paced(
         self, load: str, cold: dict[str, Any], local: dict[str, Any], *, most_rtts: float, least_hits: float
