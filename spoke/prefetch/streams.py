@@ -141,9 +141,9 @@ class RunTable:
         for run in self._streams.values():
             if self._reads - run.last_read <= self._soon_reads:
                 break  # the longest unread come first
-            if run.ahead_blocks > run.charged_blocks and not self.abreast.is_filled(run.next_block):
+            if run.ahead_blocks > run.charged_blocks:
                 found.append(run)
-        return found
+        return [run for run in found if not self.abreast.is_filled(run.next_block)]
 
     @property
     def looks_random(self) -> bool:
