@@ -7,6 +7,7 @@ import pytest
 
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from common.errors import CorruptData, DeadlineExceeded, HeadraceError, SourceReadError, StaleVersion
+from common.limits import LINK_YOUNG_BYTES
 from common.serving.source import Extent
 from spoke.prefetch.next_use import NEVER, Use, parts_of
 from tests.unit.spoke.conftest import until
@@ -93,6 +94,24 @@ async def test_what_readers_stand_before_is_asked_for_as_that_and_what_is_under_
     assert sorted(asked) == list(range(432))
     assert await path.read(handle, 0, 432 * 4096) == data[: 432 * 4096]
     assert path.counts.misses == 0
+
+
+async def test_what_readers_stand_before_waits_here_for_links_with_room_and_holds_up_no_read(make_read_path) -> None:
+    data = noise(16 * MIB)
+    path = await make_read_path({b"f": data, b"g": data})
+    path.source.gate = asyncio.Event()
+    handle, other = path.open(b"f"), path.open(b"g")
+    path.fetcher.expedite(handle.version, len(data), BlockRange(0, 4096))
+    links = path.client.links.up
+    sent_bytes = sum(link.outstanding_bytes for link in links)
+    assert 0 < sent_bytes <= len(links) * (LINK_YOUNG_BYTES + 131072)
+    reader = asyncio.create_task(path.read(other, 0, 4096))
+    await until(lambda: sum(link.outstanding_bytes for link in links) == sent_bytes + 4096)  # he is asked for at once
+    path.source.gate.set()
+    assert await reader == data[:4096]
+    await until(lambda: path.counts.fetched_bytes == len(data) + 4096)
+    firsts = [blocks.first_block for version, blocks in path.source.reads if version == handle.version]
+    assert all(place <= before + 32 * 2 * len(links) for before, place in zip(sorted(firsts), firsts, strict=True))
 
 
 async def test_what_lies_between_workers_that_begin_at_once_is_asked_for_as_what_they_wait_for(
