@@ -49,8 +49,8 @@ class Report:
     evicted_bytes: int
     full_speed_after: int | None
     speed: float
-    hit_share_after_2: float
-    hit_share_after_rush: float
+    hit_share_after_2: float | None
+    hit_share_after_rush: float | None
     waited_s: float
     read_us: float | None = None
     read_us_mean: float | None = None

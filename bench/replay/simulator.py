@@ -153,10 +153,10 @@ class Outcome:
     marks: list[tuple[int, int]] = field(default_factory=list)
     order: array[int] | None = None
 
-    def hits_since(self, mark: int) -> float:
-        """Share of the READs since a mark; NaN where there was none."""
+    def hits_since(self, mark: int) -> float | None:
+        """Share of the READs since a mark; None where there was none."""
         reads, hits = self.marks[mark] if self.marks else (self.reads, self.hits)
-        return (self.hits - hits) / (self.reads - reads) if self.reads > reads else float("nan")
+        return (self.hits - hits) / (self.reads - reads) if self.reads > reads else None
 
     @property
     def amplification(self) -> float:

@@ -27,6 +27,7 @@ def test_a_sweep_stalls_three_round_trips_at_most_and_then_runs_at_full_speed(wo
     assert report.waited_s / RTT_S <= 3.1  # 14.0 before with 64 workers; 1.2 for who knows all
     assert report.full_speed_after is not None
     assert report.full_speed_after <= 2
+    assert report.hit_share_after_rush is not None
     assert report.hit_share_after_rush >= 0.995
     assert report.amplification <= 1.01
 
@@ -34,4 +35,5 @@ def test_a_sweep_stalls_three_round_trips_at_most_and_then_runs_at_full_speed(wo
 def test_a_small_cache_bounds_what_is_fetched_for_all_of_them() -> None:
     report = swept(64, "planner", 48 * MIB)
     assert report.amplification <= 1.1
+    assert report.hit_share_after_rush is not None
     assert report.hit_share_after_rush >= 0.9
