@@ -732,6 +732,9 @@ PREFETCH_FIRST_SHARE = 64
 """Fetched with the first read of a file that begins at its first byte, but at most 1/64 of the file: two round trips of what nine
 new connections carry, so that TCP's start does not wait for the reader. Capped."""
 
+EXPEDITED_PIECE_BLOCKS = 32
+"""What readers abreast stand before is asked for in pieces of 128 KiB, so that each goes on with what has come. Split."""
+
 PREFETCH_EVIDENCE_FACTOR = 8
 """A window is at most so many times what its stream has read in a row: who reads 1 MiB and stops wastes at most 8."""
 

@@ -175,6 +175,8 @@ class Ahead:
             return
         if client.links.rtt_s is not None:
             planner.link(client.links.rtt_s, client.links.rate_bytes_per_s)
+        if planner.has_waited:
+            self._hurry(planner, fetcher)
         # What the link needs in flight is one thing, what waits for the disk another: scattered pieces are written slowly,
         # and would else leave nothing to ask for on a link that wants little.
         asked_bytes = fetcher.prefetch_outstanding_bytes
@@ -194,3 +196,9 @@ class Ahead:
             planner.asked(fetch, asked_bytes)
         if fetches and planner.has_plans:  # it plans a little at a time, so that readers come in between
             asyncio.get_running_loop().call_soon(self._pump)
+
+    def _hurry(self, planner: Planner, fetcher: Fetcher) -> None:
+        """Ask for what readers stand before: not prefetch, so only memory bounds it."""
+        room_bytes = min(fetcher.memory.prefetch_bytes, fetcher.memory.prefetch_room_bytes(fetcher.held_bytes))
+        for fetch in planner.plan_waited(self._clock(), room_bytes):
+            fetcher.expedite(fetch.version, fetch.size_bytes, fetch.blocks, REASON_NUMBERS[fetch.reason])

@@ -13,7 +13,7 @@ from random import Random
 from typing import Protocol
 
 from common import backoff, limits
-from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce, intersection
+from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce, intersection, split
 from common.digest import first_mismatch
 from common.errors import (
     CacheWriteError,
@@ -168,6 +168,19 @@ class Fetcher:
                 self._launch(flight, Priority.PREFETCH, None, why)
         return asked_bytes
 
+    def expedite(self, version: bytes, size_bytes: int, blocks: BlockRange, why: int = 0) -> None:
+        """Ask for what is not cached as what a reader waits for, in small pieces in the order of their place; hurry what is under way."""
+        for missing in self._store.missing(version, size_bytes, blocks):
+            for piece in split(missing, limits.EXPEDITED_PIECE_BLOCKS):
+                joined, gaps = self._flights.plan(version, piece)
+                for flight in joined:
+                    if flight.request is not None and not flight.request.done:
+                        self._promote(flight, flight.request, None)
+                for gap in gaps:
+                    self._launch(
+                        Flight(version, size_bytes, gap, prefetched=True, patient=True), Priority.DEMAND, None, why
+                    )
+
     def flight_of(self, version: bytes, blocks: BlockRange) -> Flight | None:
         """What is under way, or not yet in the cache, for the first of these blocks."""
         return next(iter(self._flights.plan(version, BlockRange(blocks.first_block, 1))[0]), None)
@@ -206,7 +219,7 @@ class Fetcher:
     def _launch(self, flight: Flight, priority: Priority, deadline_s: float | None, why: int = 0) -> None:
         self._flights.add(flight)
         flight.asked_s = self._clock()
-        what = What.AHEAD if priority is Priority.PREFETCH else What.ASKED
+        what = What.AHEAD if flight.prefetched else What.ASKED
         self.history.note(flight.asked_s, flight.version, flight.extent_index, what, why)
         self._submit(flight, [flight.blocks], priority, deadline_s)
 
@@ -214,7 +227,9 @@ class Fetcher:
         self, flight: Flight, ranges: Sequence[BlockRange], priority: Priority, deadline_s: float | None
     ) -> None:
         flight.tries += 1
-        flight.request = Request(flight.version, ranges, priority, deadline_s, _FlightSink(self, flight))
+        flight.request = Request(
+            flight.version, ranges, priority, deadline_s, _FlightSink(self, flight), patient=flight.patient
+        )
         self._account(flight)
         self._client.submit(flight.request)
 

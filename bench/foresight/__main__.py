@@ -33,6 +33,10 @@ from bench.lab import Lab, LabError, Spoke, in_lab, ready
 from bench.link import LinkShape
 from bench.path import ROOT, describe
 from bench.replay.recorded import read_trace
+from bench.replay.runs import Bench
+from bench.replay.simulator import World
+from bench.replay.sweeps import BATCH_BYTES, sweep_of
+from bench.replay.trace import Trace, TraceFile
 from common.errors import UsageError
 from common.terminal import EXIT_USAGE
 from common.units import format_size, parse_size
@@ -43,6 +47,9 @@ JOB_TIMEOUT_S = 280.0
 SHARE_OF_LINK = 0.5
 """What the job asks for: the link is twice as fast."""
 SWEEP_WORKERS = (1, 4, 16, 64)
+SWEEP_FILE, SWEEP_BYTES = "sweep.bin", 256 * MIB
+SWEEP_LEAST_BATCHES, SWEEP_BATCHES_A_WORKER = 192, 8
+"""A loader of W workers asks for 2 W batches when it starts, which no READ can hit: the sweep is to go on well after them."""
 SEQ_LENGTH = 2048
 DOCUMENT_TOKENS = 1200
 RECIPE_BATCHES = 200
@@ -66,10 +73,14 @@ class Measuring:
 
     def make_data(self, loads: Sequence[str]) -> None:
         self.data.mkdir()
+        files = {"records.bin": self.size_bytes} if set(loads) != {"sweep"} else {}
+        if "sweep" in loads:
+            files[SWEEP_FILE] = SWEEP_BYTES
         dice = Random(1)
-        with (self.data / "records.bin").open("wb") as file:
-            for _ in range(self.size_bytes // MIB):
-                file.write(dice.randbytes(MIB))
+        for name, size_bytes in files.items():
+            with (self.data / name).open("wb") as file:
+                for _ in range(size_bytes // MIB):
+                    file.write(dice.randbytes(MIB))
         if "recipes" in loads:
             self._make_loaders_data()
 
@@ -129,12 +140,25 @@ class Measuring:
     def sweep(self) -> None:
         for workers in self.arguments.workers:
             load = f"sweep, {workers} workers"
-            asked = Asked("records", "", "", workers, step_s=self.step_s(8 * 64 * 1024))
+            batches = max(SWEEP_LEAST_BATCHES, SWEEP_BATCHES_A_WORKER * workers)
+            asked = Asked(
+                "records", "", "", workers, step_s=self.step_s(8 * 64 * 1024), batches=batches, file=SWEEP_FILE
+            )
             local = self.job(None, asked)
             spoke = self.mounted(f"sweep-{workers}", "--cache-size", "4GiB")
             cold = self.job(spoke, asked, local["digest"])
             self._paced(load, cold, local, most_rtts=3, least_hits=0.995)
+            self._bound(load, workers, batches)
             self.end(spoke)
+
+    def _bound(self, load: str, workers: int, batches: int) -> None:
+        """What no spoke could better: the READs of the first rush wait for the link, whatever is known."""
+        size_bytes = batches * BATCH_BYTES
+        trace = Trace(load, [TraceFile(SWEEP_FILE.encode(), size_bytes)], [sweep_of(workers, size_bytes)])
+        trace.at_load(SHARE_OF_LINK * self.rate_bytes_per_s)
+        known = Bench(trace, World(self.rtt_s, self.rate_bytes_per_s, 4 << 30), 1).run("foremost")
+        self.say(load, "hits after 2 batches of who knows all (simulated)", known.hit_share_after_2)
+        self.say(load, "stall, round trips, of who knows all (simulated)", known.waited_s / self.rtt_s)
 
     def _paced(
         self, load: str, cold: dict[str, Any], local: dict[str, Any], *, most_rtts: float, least_hits: float
@@ -144,7 +168,7 @@ class Measuring:
         self.say(load, "hits after 2 batches", figures.hits(cold, "marked"), least=least_hits)
         self.say(load, "hits once the loader's queue is full", figures.hits(cold, "settled"), least=least_hits)
         self.say(load, "stall, round trips", figures.waited_rtts(cold, local, self.rtt_s), most=most_rtts)
-        self.say(load, "local time / time", local["took_s"] / cold["took_s"])
+        self.say(load, "local time / time", figures.local_share(cold, local))
 
     def recipes(self) -> None:
         for name in self.arguments.recipes:

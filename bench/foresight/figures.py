@@ -73,8 +73,19 @@ def batches_to_full_speed(batch_s: Sequence[float], local_batch_s: float) -> int
 
 
 def waited_rtts(run: Mapping[str, Any], local: Mapping[str, Any], rtt_s: float) -> float:
-    """How much longer the job stood without a batch than with local data, in round trips; the first batch included."""
-    return (float(sum(run["wait_s"])) - float(sum(local["wait_s"]))) / rtt_s
+    """How much longer the job stood without a batch than with local data, in round trips; the first batch included, from where the
+    loader has started its workers, if that is known."""
+    return (waited_s(run) - waited_s(local)) / rtt_s
+
+
+def waited_s(run: Mapping[str, Any]) -> float:
+    """Without a batch. Processes take up to two seconds to start, and once more or less than the next time."""
+    return float(sum(run["wait_s"])) - float(run.get("order_s", 0.0))
+
+
+def local_share(run: Mapping[str, Any], local: Mapping[str, Any]) -> float:
+    """Local time / time, both from where the loader has started its workers."""
+    return float((local["took_s"] - local.get("order_s", 0.0)) / (run["took_s"] - run.get("order_s", 0.0)))
 
 
 def unique_bytes(reads: Iterable[tuple[int, int, int]], grain_bytes: int) -> int:

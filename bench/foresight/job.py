@@ -48,6 +48,7 @@ class Asked(NamedTuple):
     size_bytes: int = 0
     work: str = ""
     seq_length: int = 0
+    file: str = "records.bin"
 
 
 class Records:
@@ -85,7 +86,7 @@ def records_loader(asked: Asked) -> Iterable[Any]:
 
     from spoke import hints
 
-    path = os.path.join(asked.root, "records.bin")
+    path = os.path.join(asked.root, asked.file)
     records = Records(path, asked.record_bytes, asked.access)
     order = Order(range(len(records)))
     if asked.shuffle_seed:

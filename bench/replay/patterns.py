@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.replay import lanes, places, shards, tokens
+from bench.replay import lanes, places, shards, sweeps, tokens
 from bench.replay.pages import Scale
 from bench.replay.trace import Process, Trace
 from common.errors import UsageError
@@ -32,6 +32,7 @@ PATTERNS: dict[str, Pattern] = {
     "checkpoint-zip": places.checkpoint_zip,
     "warmup": places.warmup,
     "sweep-workers": places.sweep_workers,
+    **sweeps.SWEEPS,
     "small-files": places.small_files,
     "interleaved": places.interleaved,
     "lanes": lanes.lanes,

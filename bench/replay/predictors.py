@@ -20,7 +20,7 @@ from common.units import parse_size
 from spoke.prefetch.orders import Order
 from spoke.prefetch.planner import Fetch, FileFacts, Planner, ReadSeen
 
-PREDICTORS = ("none", "kernel", "window", "perceptron", "planner", "orders", "oracle")
+PREDICTORS = ("none", "kernel", "window", "perceptron", "planner", "orders", "oracle", "foremost")
 
 
 class _Base:
@@ -174,6 +174,10 @@ class Planned(_Base):
         if not planner.has_plans:
             return ()
         assert sim.world is not None
+        if planner.has_waited:
+            for fetch in planner.plan_waited(now_s, limits.PREFETCH_MAX_OUTSTANDING_BYTES):
+                file, blocks = int.from_bytes(fetch.version, "big"), fetch.blocks
+                sim.expedite(file, blocks.first_block, blocks.block_count)
         planner.link(sim.world.rtt_s, sim.rate_seen_bytes_per_s)
         limit_bytes = min(limits.PREFETCH_MAX_OUTSTANDING_BYTES, planner.outstanding_limit_bytes)
         budget_bytes = limit_bytes - sim.prefetch_outstanding_bytes
@@ -193,11 +197,13 @@ class Oracle(_Base):
 
     It keeps the link full and no more: what is under way is what the path holds, and a little. What will be used again goes only for
     what is read within twice that.
+    ``foremost``: what it fetches waits behind nobody's READ, since nobody knows better what the job wants first.
     """
 
-    def __init__(self, trace: Trace, future: Future, belady: Belady) -> None:
+    def __init__(self, trace: Trace, future: Future, belady: Belady, *, foremost: bool = False) -> None:
         super().__init__()
-        self.name = "oracle"
+        self.name = "foremost" if foremost else "oracle"
+        self._foremost = foremost
         self._trace = trace
         self._future = future
         self._belady = belady
@@ -229,7 +235,9 @@ class Oracle(_Base):
                     missing_bytes = (mask & ~sim.present.get(extent, 0)).bit_count() * BLOCK_BYTES
                     if missing_bytes and not self._has_room(missing_bytes, place, capacity_bytes):
                         return
-                    if missing_bytes:
+                    if missing_bytes and self._foremost:
+                        sim.expedite_mask(extent, mask)
+                    elif missing_bytes:
                         sim.prefetch_mask(extent, mask)
             self._next = max(self._next, place + 1) if self._next >= place else self._next
 
@@ -263,8 +271,8 @@ def make_predictor(
             return Perceptron()
         case "planner" | "orders":
             return Planned(trace, capacity_bytes, orders=name == "orders", timed=timed)
-        case "oracle":
+        case "oracle" | "foremost":
             if belady is None:
-                raise UsageError("the oracle evicts by Belady: write oracle or oracle/belady")
-            return Oracle(trace, future(), belady)
+                raise UsageError(f"the oracle evicts by Belady: write {name} or {name}/belady")
+            return Oracle(trace, future(), belady, foremost=name == "foremost")
     raise UsageError(f"no predictor {name!r}; there are: {', '.join(PREDICTORS)}")

@@ -26,8 +26,9 @@ class Report:
     """``delay_s``: how much later than with local data the job ends. ``stall_s``: readers' waits added up.
 
     ``full_speed_after``: batches of the slowest process before full speed, None if it never comes. ``hit_share`` of all READs, and
-    ``hit_share_after_2`` of those after each process's first two batches. ``read_us``, ``read_us_mean``: what the planner thought about
-    a READ, median and mean (arrivals included in the mean), if it was timed.
+    ``hit_share_after_2`` of those after the first process's first two batches, ``hit_share_after_rush`` after twice as many as a loader
+    asks for when it starts. ``waited_s``: how much longer than with local data the slowest process stood without a batch.
+    ``read_us``, ``read_us_mean``: what the planner thought about a READ, median and mean (arrivals included in the mean), if it was timed.
     """
 
     pattern: str
@@ -48,6 +49,9 @@ class Report:
     evicted_bytes: int
     full_speed_after: int | None
     speed: float
+    hit_share_after_2: float | None
+    hit_share_after_rush: float | None
+    waited_s: float
     read_us: float | None = None
     read_us_mean: float | None = None
 
@@ -76,7 +80,7 @@ class Bench:
     def run(self, policy: str, *, timed: bool = False) -> Report:
         """Raises UsageError for a policy that is not there."""
         predictor_name, _, eviction = policy.partition("/")
-        eviction = eviction or ("belady" if predictor_name == "oracle" else "ours")
+        eviction = eviction or ("belady" if predictor_name in ("oracle", "foremost") else "ours")
         futures: list[Future] = []
 
         def future() -> Future:
@@ -132,6 +136,11 @@ class Bench:
             wasted_bytes=outcome.wasted_bytes,
             evicted_bytes=outcome.evicted_bytes,
             full_speed_after=full_speed_after(outcome.consumed_s, local.consumed_s),
+            hit_share_after_2=outcome.hits_since(0),
+            hit_share_after_rush=outcome.hits_since(-1),
+            waited_s=max(
+                (mine - at_home for mine, at_home in zip(outcome.waited_s, local.waited_s, strict=True)), default=0.0
+            ),
             speed=local.end_s / outcome.end_s if outcome.end_s else 1.0,
         )
 

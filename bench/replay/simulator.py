@@ -13,7 +13,7 @@ import heapq
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from bench.replay.evictors import EXTENT_MASK, FILE_SHIFT, Evictor, runs
@@ -26,6 +26,8 @@ _IN_EXTENT = EXTENT_BLOCKS - 1
 _RATE_SPAN_S = 0.2
 _TO_HUB, _QUEUED, _SENT = 0, 1, 2
 _NEVER = float("inf")
+_PIECE_BLOCKS = 32
+MARK_BATCHES = 2
 ONES = [(1 << count) - 1 for count in range(EXTENT_BLOCKS + 1)]
 
 
@@ -108,7 +110,7 @@ class Job:
     """A process as it runs: which batches are read and which consumed. ``consumed_s``: when each was."""
 
     __slots__ = ("consumed_s", "epoch_ends", "free_s", "handles", "lanes", "limit", "next_batch", "number", "process",
-                 "ready", "waiting")  # fmt: skip
+                 "ready", "waited_s", "waiting")  # fmt: skip
 
     def __init__(self, number: int, process: Process, first_task: int) -> None:
         self.number = number
@@ -116,6 +118,7 @@ class Job:
         self.lanes = [Lane(self, worker, first_task + worker) for worker in range(process.workers)]
         self.ready = bytearray(process.batch_count)
         self.consumed_s = array("d")
+        self.waited_s = 0.0
         self.next_batch = 0
         self.limit = 0
         self.free_s = 0.0
@@ -127,6 +130,8 @@ class Job:
 @dataclass
 class Outcome:
     """What came of it. ``stall_s``: readers' waits for the link, added up. ``consumed_s``: of each process, when each batch was.
+    ``waited_s``: how long each process stood without a batch. ``marks``: (READs, hits) up to where the first process took its second batch,
+    and to where it has taken twice as many as a loader asks for when it starts.
 
     ``used_bytes``: unique bytes that READs asked for. ``wasted_bytes``: fetched ahead and never read. ``order``: (process << 40 |
     number) of the READs as they were issued, if asked for.
@@ -144,7 +149,14 @@ class Outcome:
     evicted_bytes: int = 0
     end_s: float = 0.0
     consumed_s: list[array[float]] | None = None
+    waited_s: list[float] = field(default_factory=list)
+    marks: list[tuple[int, int]] = field(default_factory=list)
     order: array[int] | None = None
+
+    def hits_since(self, mark: int) -> float | None:
+        """Share of the READs since a mark; None where there was none."""
+        reads, hits = self.marks[mark] if self.marks else (self.reads, self.hits)
+        return (self.hits - hits) / (self.reads - reads) if self.reads > reads else None
 
     @property
     def amplification(self) -> float:
@@ -217,6 +229,7 @@ class Simulation:
         outcome = self.outcome
         outcome.end_s = self.now_s
         outcome.consumed_s = [job.consumed_s for job in self.jobs]
+        outcome.waited_s = [job.waited_s for job in self.jobs]
         outcome.wasted_bytes += sum(mask.bit_count() for mask in self._unread.values()) * BLOCK_BYTES
         outcome.wasted_bytes += sum(
             request.size_bytes for found in self._flights.values() for request in found if not request.demand
@@ -297,7 +310,10 @@ class Simulation:
     def _consume(self, job: Job) -> None:
         """The process takes its next batch, which is ready, and works on it."""
         batch, process = job.next_batch, job.process
+        job.waited_s += self.now_s - job.free_s
         job.consumed_s.append(self.now_s)
+        if not job.number and batch + 1 in (MARK_BATCHES, 2 * process.prefetch_batches * process.workers):
+            self.outcome.marks.append((self.outcome.reads, self.outcome.hits))
         job.next_batch = batch + 1
         job.free_s = self.now_s + process.step_s + process.pauses.get(batch, 0.0)
         if job.next_batch == process.batch_count:
@@ -442,6 +458,26 @@ class Simulation:
         if first_block >= end:
             return 0
         return sum(self.prefetch_mask(extent, mask) for extent, mask in split(file, first_block, end - 1))
+
+    def expedite(self, file: int, first_block: int, block_count: int) -> None:
+        """The same as what somebody waits for; what is on its way is hurried."""
+        end = min(first_block + block_count, self._ends[file])
+        for at in range(first_block, end, _PIECE_BLOCKS):
+            for extent, mask in split(file, at, min(at + _PIECE_BLOCKS, end) - 1):
+                self.expedite_mask(extent, mask)
+
+    def expedite_mask(self, extent: int, mask: int) -> None:
+        """The same for bits of one extent."""
+        missing = mask & ~self.present.get(extent, 0)
+        for request in self._flights.get(extent, ()):
+            if request.mask & missing:
+                missing &= ~request.mask
+                if not request.demand:
+                    self._promote(request)
+        if missing:
+            request = Request(extent, missing, demand=True)
+            self.outcome.prefetched_bytes += request.size_bytes
+            self._ask(request)
 
     def prefetch_mask(self, extent: int, mask: int) -> int:
         """The same for bits of one extent."""

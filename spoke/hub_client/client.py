@@ -56,6 +56,8 @@ from spoke.hub_client.order_questions import OrderQuestions
 
 log = get_logger(__name__)
 
+_PATIENT_RANK = 0.5
+
 FeedMessage = SnapshotPage | Changes | Heartbeat
 
 
@@ -77,7 +79,10 @@ class FeedFollower(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Blocks of one file version. ``remaining``: not received yet. ``deadline_s``: on the client's clock."""
+    """Blocks of one file version. ``remaining``: not received yet. ``deadline_s``: on the client's clock.
+
+    ``patient``: demand whose order counts more than an early place in a link's queue: it waits here for a link with room.
+    """
 
     version: bytes
     ranges: Sequence[BlockRange]
@@ -91,6 +96,12 @@ class Request:
     sends: int = 0
     unpacking: int = 0
     done: bool = False
+    patient: bool = False
+
+    @property
+    def rank(self) -> float:
+        """Who is sent first: the lowest."""
+        return self.priority + _PATIENT_RANK * self.patient
 
 
 class HubClient:
@@ -121,7 +132,7 @@ class HubClient:
         self._clock = clock
         self._threads = ThreadPoolExecutor(limits.UNPACK_THREADS, "unpack")
         self._unpacking: set[asyncio.Task[None]] = set()
-        self._waiting: list[tuple[int, int, Request]] = []
+        self._waiting: list[tuple[float, int, Request]] = []
         self._stopped: HubUnreachable | None = None
         """What requests end with since :meth:`close` was called."""
         self._sequence = count()
@@ -197,14 +208,14 @@ class HubClient:
             self._dispatch()
 
     def _enqueue(self, request: Request) -> None:
-        heapq.heappush(self._waiting, (request.priority, next(self._sequence), request))
+        heapq.heappush(self._waiting, (request.rank, next(self._sequence), request))
         if request.priority is Priority.DEMAND:
             self.links.hurry()
 
     def _dispatch(self) -> None:
         while self._waiting and self._stopped is None:
-            priority, _, request = self._waiting[0]
-            if request.done or request.link is not None or priority != request.priority:
+            rank, _, request = self._waiting[0]
+            if request.done or request.link is not None or rank != request.rank:
                 heapq.heappop(self._waiting)
                 continue
             link = self._choose_link(request)
@@ -221,6 +232,10 @@ class HubClient:
         open_links = [link for link in self.links.up if len(link.requests) < limits.REQUESTS_MAX_OUTSTANDING]
         if not open_links:
             return None
+        if request.patient and request.priority is Priority.DEMAND:
+            freest = min(open_links, key=lambda link: link.outstanding_bytes)
+            most_bytes = sizing.enough_in_flight_bytes(self.links.rtt_s, self.links.rate_bytes_per_s, len(open_links))
+            return freest if freest.outstanding_bytes < most_bytes else None
         if request.priority is Priority.DEMAND:
             return min(open_links, key=lambda link: (link.outstanding_bytes, link.role != "control"))
         bulk = [link for link in open_links if link.role == "bulk"] or open_links

@@ -101,7 +101,7 @@ class Want:
 @dataclass(slots=True, eq=False)
 class Flight:
     """``wants``: who waits. ``prefetched``: it was started before anybody did. ``tries``: times it was asked for. ``to_keep``: it is
-    fetched to be in the cache (a warm, a mending), whoever reads it.
+    fetched to be in the cache (a warm, a mending), whoever reads it. ``patient``: it waits for its turn among others that are.
 
     ``ahead_bytes``: what of it counts as prefetch under way (the owner keeps it). ``asked_s``, ``sent_s``, ``landed_s``, ``sends``: when it
     was asked for, last went out, last brought something, and how often it went out (the owner keeps these too, for ``explain``).
@@ -121,6 +121,7 @@ class Flight:
     landed_s: float = 0.0
     sends: int = 0
     to_keep: bool = False
+    patient: bool = False
 
     @property
     def extent_index(self) -> int:

@@ -48,6 +48,11 @@ def most_outstanding_bytes(received_bytes: int) -> int:
     return min(grown_bytes, limits.LINK_MAX_OUTSTANDING_BYTES)
 
 
+def enough_in_flight_bytes(rtt_s: float | None, rate_bytes_per_s: float, links: int) -> int:
+    """A connection's part of twice what the path holds: its sender never waits for us, and hardly anything waits for it."""
+    return max(limits.LINK_YOUNG_BYTES, int(2 * (rtt_s or 0.0) * rate_bytes_per_s / max(1, links)))
+
+
 def receive_buffer_bytes(sysctl: Path = Path("/proc/sys/net/ipv4/tcp_rmem")) -> int:
     """The most one connection's receive buffer grows to by itself. Where that cannot be read: a stock kernel's."""
     try:

@@ -41,6 +41,7 @@ class Guesses:
         self._stream_max_bytes = stream_max_bytes
         self._windows_max_bytes = windows_max_bytes
         self._scattered: deque[tuple[KnownFile, Stride | None, BlockRange]] = deque()
+        self._waited: deque[tuple[KnownFile, BlockRange]] = deque()
         self._chains = Chains(next_file)
         self._ledger = ledger
         self._latency = latency
@@ -52,7 +53,12 @@ class Guesses:
 
     @property
     def has_plans(self) -> bool:
-        return bool(self._jobs or self._scattered)
+        return bool(self._jobs or self._scattered or self._waited)
+
+    @property
+    def has_waited(self) -> bool:
+        """:meth:`plan_waited` may give something."""
+        return bool(self._waited)
 
     @property
     def active_count(self) -> int:
@@ -114,6 +120,7 @@ class Guesses:
             self._stride(now_s, file, start_block, end_block, run.downward_reads, late=late)
         trusted = file.trust.earned and self._trusts[Reason.SEQUENTIAL].earned
         if trusted and not foretold:
+            self._look_abreast(file, run, join, blocks, seen.task_id)
             if join is Join.NEW:
                 if file.runs.beginnings.blocks or file.runs.beginnings.wasted_blocks:
                     self._read_on(file, start_block, end_block)
@@ -137,6 +144,8 @@ class Guesses:
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What to fetch now, round the streams with room an extent at a time."""
+        if self._waited:  # for who does not ask what readers wait for
+            return self.plan_waited(now_s, budget_bytes)
         fetches = self._plan_scattered(now_s, budget_bytes)
         budget_bytes -= sum(fetch.blocks.block_count for fetch in fetches) * BLOCK_BYTES
         paused: list[tuple[int, Job]] = []
@@ -184,6 +193,23 @@ class Guesses:
         jobs.update(paused)
         return fetches
 
+    def plan_waited(self, now_s: float, budget_bytes: int) -> list[Fetch]:
+        """What readers abreast stand before, whether it is under way or not; at most ``budget_bytes``, in the order of its place."""
+        fetches: list[Fetch] = []
+        budget_blocks = budget_bytes // BLOCK_BYTES
+        while self._waited and budget_blocks > 0:
+            file, blocks = self._waited.popleft()
+            if now_s < file.paused_until_s:
+                continue
+            part = BlockRange(blocks.first_block, min(blocks.block_count, budget_blocks))
+            if part != blocks:
+                self._waited.appendleft((file, BlockRange(part.end_block, blocks.block_count - part.block_count)))
+            budget_blocks -= part.block_count
+            version = file.facts.version
+            self._ledger.plan(now_s, version, part, Reason.SEQUENTIAL)
+            fetches.append(Fetch(version, part, _NO_STREAM, Reason.SEQUENTIAL, file.facts.size_bytes))
+        return fetches
+
     # --- inside ------------------------------------------------------------------------------------------
 
     def _stride(
@@ -215,6 +241,17 @@ class Guesses:
         if guessed_block > end_block:
             beginnings.guessed(guessed_block)
             self._scattered.append((file, None, BlockRange(end_block, guessed_block - end_block)))
+
+    def _look_abreast(self, file: KnownFile, run: Run, join: Join, blocks: BlockRange, task_id: int) -> None:
+        abreast = file.runs.abreast
+        if join is Join.NEW:
+            abreast.begun(blocks.first_block, blocks.end_block, task_id, file.block_count)
+        elif join is Join.JOINED:
+            most_blocks = self._windows_max_bytes // BLOCK_BYTES
+            abreast.read_on(run.start_block, run.next_block, min(file.block_count, run.start_block + most_blocks))
+        if abreast.waited:
+            self._waited.extend((file, blocks) for blocks in abreast.waited)
+            abreast.waited.clear()
 
     def _take_turns(self, now_s: float, file: KnownFile, run: Run, read_blocks: int) -> None:
         """Readers by turns: ``run`` was read in its turn, so the next ones will be."""

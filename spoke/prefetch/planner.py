@@ -294,6 +294,15 @@ class Planner:
             fetches += self._following.plan(now_s, left_bytes)
         return fetches
 
+    @property
+    def has_waited(self) -> bool:
+        """:meth:`plan_waited` may give something."""
+        return self._guesses.has_waited
+
+    def plan_waited(self, now_s: float, budget_bytes: int) -> list[Fetch]:
+        """What readers wait for beyond their READs: to be asked for as that, and what is under way of it to be hurried."""
+        return self._guesses.plan_waited(now_s, budget_bytes)
+
     def asked(self, fetch: Fetch, asked_bytes: int) -> None:
         """What the runner really asked for of a fetch: the rest was cached or under way."""
         if not asked_bytes:

@@ -13,6 +13,7 @@ from enum import Enum
 
 from common import limits
 from common.blocks import BlockRange
+from spoke.prefetch.abreast import Abreast
 from spoke.prefetch.turns import Beginnings, Turns
 from spoke.prefetch.window import Window
 
@@ -119,6 +120,7 @@ class RunTable:
         self._round_reads = 0  # of the readers that took turns, if any did
         self._turns = Turns()
         self.beginnings = Beginnings()
+        self.abreast = Abreast()
         self.dropped: list[Run] = []
 
     def __len__(self) -> int:
@@ -141,7 +143,7 @@ class RunTable:
                 break  # the longest unread come first
             if run.ahead_blocks > run.charged_blocks:
                 found.append(run)
-        return found
+        return [run for run in found if not self.abreast.is_filled(run.next_block)]
 
     @property
     def looks_random(self) -> bool:
@@ -358,7 +360,8 @@ class RunTable:
         return _SOON_READS + 2 * min(max(len(self._streams), self._round_reads), _SOON_STREAMS_MAX)
 
     def _is_idle(self, run: Run) -> bool:
-        return self._reads - run.last_read > _IDLE_READS + 2 * len(self._streams)
+        is_left = self._reads - run.last_read > _IDLE_READS + 2 * len(self._streams)
+        return is_left and not self.abreast.is_filled(run.next_block)
 
     def _absorb(self, ahead: Run, run: Run) -> Run:
         """``run`` came to where the stream ``ahead`` begins: its reader is there already, so they are one from here on."""

@@ -7,6 +7,7 @@ import pytest
 
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from common.errors import CorruptData, DeadlineExceeded, HeadraceError, SourceReadError, StaleVersion
+from common.limits import LINK_YOUNG_BYTES
 from common.serving.source import Extent
 from spoke.prefetch.next_use import NEVER, Use, parts_of
 from tests.unit.spoke.conftest import until
@@ -75,6 +76,69 @@ async def test_a_prefetch_that_somebody_waits_for_is_promoted(make_read_path) ->
     await until(lambda: path.counts.fetched_bytes == len(data))
     assert (path.counts.late, path.counts.misses) == (1, 0)
     assert path.fetcher.prefetch_outstanding_bytes == 0
+
+
+async def test_what_readers_stand_before_is_asked_for_as_that_and_what_is_under_way_is_hurried(make_read_path) -> None:
+    data = noise(2 * MIB)
+    path = await make_read_path({b"f": data})
+    path.source.gate = asyncio.Event()
+    handle = path.open(b"f")
+    assert path.fetcher.prefetch(handle.version, len(data), BlockRange(0, 64)) == 64 * 4096
+    path.fetcher.expedite(handle.version, len(data), BlockRange(32, 400))
+    path.fetcher.expedite(handle.version, len(data), BlockRange(0, 432))  # once only
+    assert path.fetcher.prefetch_outstanding_bytes == 0, "all of it is demand now"
+    path.source.gate.set()
+    await until(lambda: path.counts.fetched_bytes == 432 * 4096)
+    await path.fetcher.written()
+    asked = [block for _, blocks in path.source.reads for block in range(blocks.first_block, blocks.end_block)]
+    assert sorted(asked) == list(range(432))
+    assert await path.read(handle, 0, 432 * 4096) == data[: 432 * 4096]
+    assert path.counts.misses == 0
+
+
+async def test_what_readers_stand_before_waits_here_for_links_with_room_and_holds_up_no_read(make_read_path) -> None:
+    data = noise(16 * MIB)
+    path = await make_read_path({b"f": data, b"g": noise(8192, 2)})
+    path.source.gate = asyncio.Event()
+    handle, other = path.open(b"f"), path.open(b"g")
+    await until(lambda: len(path.client.links.up) == 3)
+    path.fetcher.expedite(handle.version, len(data), BlockRange(0, 4096))
+    links = path.client.links.up
+    sent_bytes = sum(link.outstanding_bytes for link in links)
+    assert 0 < sent_bytes <= len(links) * (LINK_YOUNG_BYTES + 131072)
+    reader = asyncio.create_task(path.read(other, 0, 4096))
+    await until(lambda: sum(link.outstanding_bytes for link in links) == sent_bytes + 4096)  # he is asked for at once
+    path.source.gate.set()
+    assert await reader == noise(8192, 2)[:4096]
+    await until(lambda: path.counts.fetched_bytes == len(data) + 4096)
+    firsts = [blocks.first_block for version, blocks in path.source.reads if version == handle.version]
+    assert all(place <= before + 32 * 2 * len(links) for before, place in zip(sorted(firsts), firsts, strict=True))
+
+
+async def test_what_lies_between_workers_that_begin_at_once_is_asked_for_as_what_they_wait_for(
+    make_read_path, monkeypatch
+) -> None:
+    data = noise(16 * MIB)
+    path = await make_read_path({b"f": data}, prefetch=True)
+    handle = path.open(b"f")
+    path.reads._observer.opened(handle, 1)
+    batch, record, hurried = MIB // 2, MIB // 16, []
+    expedite = path.fetcher.expedite
+
+    def noting(version: bytes, size_bytes: int, blocks: BlockRange, why: int = 0) -> None:
+        hurried.append(blocks)
+        expedite(version, size_bytes, blocks, why)
+
+    monkeypatch.setattr(path.fetcher, "expedite", noting)
+
+    async def work(worker: int) -> None:
+        for at in range(worker * batch, (worker + 1) * batch, record):
+            assert bytes(await path.reads.read(handle, at, record, worker + 1)) == data[at : at + record]
+
+    await asyncio.gather(*(work(worker) for worker in range(32)))
+    assert hurried, "readers abreast were not seen"
+    assert max(blocks.end_block for blocks in hurried) == len(data) // 4096
+    await until(lambda: path.counts.fetched_bytes == len(data))
 
 
 async def test_a_changed_file_is_estale_and_nothing_of_it_is_cached(make_read_path) -> None:

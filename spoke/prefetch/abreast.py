@@ -1,0 +1,115 @@
+"""Readers abreast: several that began at equal distances in one file, each of whom goes on to where the next one began. Pure.
+
+So do the workers of a loader that reads in order, each a batch: when it starts it asks for all of them at once. Whoever hands out batches
+wants the first one first, so what lies between the readers is fetched in the order of its place, and as what is waited for: were it
+prefetch, or each reader's READs by themselves, the link would be shared evenly and all batches would be whole at its end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from common.blocks import BlockRange
+
+_FEWEST = 4
+_STARTS_MAX = 256
+"""Beginnings remembered; the oldest is forgotten. A loader of 64 workers makes 128 when it starts."""
+
+_STEP_MAX_BLOCKS = 8192
+"""32 MiB: what is further apart are lanes, whose readers do not want one another's data in any order."""
+
+_SHARE_READ = 4
+"""One of them must have read a quarter of the way to the next in a row: those who only look at equal places do not."""
+
+_AHEAD_OF_NEXT = 2
+"""And twice as much as the next one: who goes on with lanes by turns does not want the first one's rest before the others' next."""
+
+_STRAYS = 1.25
+"""Beginnings since the first of them, for each of them: among many places some lie at equal distances by chance."""
+
+_BATCHES_EACH = 2
+"""Beginnings of one reader: who looks at equal places and then reads on from the first, as of a checkpoint, is alone."""
+
+_TOLERANCE = 16
+"""Distances differ by a page, and a part of themselves, where records do not end with a page."""
+
+
+class Abreast:
+    """``waited``: blocks that readers stand before, in order, until taken. ``filled_block``: the end of what they were given."""
+
+    __slots__ = ("_begun", "_count", "_ends", "_from_block", "_members", "_starts", "_step_blocks", "_tasks", "filled_block",
+                 "waited")  # fmt: skip
+
+    def __init__(self) -> None:
+        self._begun: dict[int, int] = {}  # start: how many had begun before
+        self._ends: dict[int, int] = {}  # start: read up to there
+        self._tasks: dict[int, int] = {}  # start: who began
+        self._starts: list[int] = []
+        self._count = 0
+        self._step_blocks = 0
+        self._members = 0
+        self._from_block = 0
+        self.filled_block = 0
+        self.waited: list[BlockRange] = []
+
+    def begun(self, start_block: int, end_block: int, task_id: int, block_count: int) -> None:
+        """A read by ``task_id`` in a file of ``block_count`` blocks went where no run ends."""
+        begun = self._begun
+        if begun.pop(start_block, None) is None:
+            insort(self._starts, start_block)
+        begun[start_block] = self._count
+        self._ends[start_block] = end_block
+        self._tasks[start_block] = task_id
+        self._count += 1
+        if len(begun) > _STARTS_MAX:
+            oldest = next(iter(begun))
+            del begun[oldest], self._ends[oldest], self._tasks[oldest]
+            del self._starts[bisect_left(self._starts, oldest)]
+        step = self._step_blocks
+        if not step or self.is_filled(start_block):
+            return
+        steps, beside = divmod(start_block - self.filled_block + step // _TOLERANCE + 1, step)
+        if 0 <= steps <= self._members and beside <= 2 * (step // _TOLERANCE + 1):
+            self._fill(start_block + step, block_count)
+        else:
+            self._step_blocks = 0  # something else is read here: they show themselves anew
+
+    def read_on(self, start_block: int, next_block: int, block_count: int) -> None:
+        """A run that began at ``start_block`` was read up to ``next_block``; nothing at ``block_count`` and beyond is fetched."""
+        if self._step_blocks and self._from_block <= start_block and next_block <= self.filled_block:
+            return
+        if start_block not in self._begun:
+            return
+        self._ends[start_block] = next_block
+        starts = self._starts
+        at = bisect_left(starts, start_block)
+        if at + _FEWEST > len(starts):
+            return
+        step, length = starts[at + 1] - start_block, next_block - start_block
+        if not 0 < step <= _STEP_MAX_BLOCKS or _SHARE_READ * length < step:
+            return
+        if length < _AHEAD_OF_NEXT * (self._ends[starts[at + 1]] - starts[at + 1]):
+            return
+        last, most = at + 1, step // _TOLERANCE + 1
+        while last + 1 < len(starts) and abs(starts[last + 1] - starts[last] - step) <= most:
+            last += 1
+        members = last - at + 1
+        if members < _FEWEST:
+            return
+        since = self._count - min(self._begun[start] for start in starts[at : last + 1])
+        tasks = {self._tasks[start] for start in starts[at : last + 1]}
+        if since > _STRAYS * members or members > _BATCHES_EACH * len(tasks):
+            return
+        self._step_blocks, self._members = step, members
+        self._from_block, self.filled_block = start_block, next_block
+        self._fill(starts[last] + step, block_count)
+
+    def is_filled(self, block: int) -> bool:
+        """What was given out holds this block: who stands there is not idle, his turn comes."""
+        return bool(self._step_blocks) and self._from_block <= block < self.filled_block
+
+    def _fill(self, end_block: int, block_count: int) -> None:
+        end_block = min(end_block, block_count)
+        if end_block > self.filled_block:
+            self.waited.append(BlockRange(self.filled_block, end_block - self.filled_block))
+            self.filled_block = end_block

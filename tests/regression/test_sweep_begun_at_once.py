@@ -1,0 +1,39 @@
+"""64 workers of a loader that reads in order shared the link evenly, so the first of their batches was whole when nearly all were."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.replay.runs import Bench, Report
+from bench.replay.simulator import World
+from bench.replay.sweeps import WORKERS, sweep_of
+from bench.replay.trace import Trace, TraceFile
+
+MIB = 1 << 20
+SIZE_BYTES = 256 * MIB
+RTT_S, RATE_BYTES_PER_S = 0.06, 37.5e6
+
+
+def swept(workers: int, policy: str, cache_bytes: int = 1 << 30) -> Report:
+    """A job that asks for half of the link."""
+    trace = Trace("sweep", [TraceFile(b"records.bin", SIZE_BYTES)], [sweep_of(workers, SIZE_BYTES)])
+    bench = Bench(trace.at_load(RATE_BYTES_PER_S / 2), World(RTT_S, RATE_BYTES_PER_S, cache_bytes), 1)
+    return bench.run(policy)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_sweep_stalls_three_round_trips_at_most_and_then_runs_at_full_speed(workers: int) -> None:
+    report = swept(workers, "planner")
+    assert report.waited_s / RTT_S <= 3.1  # 14.0 before with 64 workers; 1.2 for who knows all
+    assert report.full_speed_after is not None
+    assert report.full_speed_after <= 2
+    assert report.hit_share_after_rush is not None
+    assert report.hit_share_after_rush >= 0.995
+    assert report.amplification <= 1.01
+
+
+def test_a_small_cache_bounds_what_is_fetched_for_all_of_them() -> None:
+    report = swept(64, "planner", 48 * MIB)
+    assert report.amplification <= 1.1
+    assert report.hit_share_after_rush is not None
+    assert report.hit_share_after_rush >= 0.9
