@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
 from spoke.prefetch.chains import Chain, Chains, FileFacts, NextFile
-from spoke.prefetch.gate import Trust
+from spoke.prefetch.gate import ReadBytes, Trust
 from spoke.prefetch.known_file import WHOLE_EXTENTS_FROM_BYTES, Job, KnownFile, first_bytes, reason_of, window_end
+from spoke.prefetch.quiet import Quiet
 from spoke.prefetch.scorecard import Ledger, Reason
 from spoke.prefetch.source import Fetch, ReadSeen
 from spoke.prefetch.streams import Join, Run
@@ -44,7 +45,9 @@ class Guesses:
         self._chains = Chains(next_file)
         self._ledger = ledger
         self._latency = latency
-        self._trusts = {reason: Trust() for reason in _REASONS}
+        self._read = ReadBytes()
+        self._trusts = {reason: Trust(self._read) for reason in _REASONS}
+        self._sequential = self._trusts[Reason.SEQUENTIAL]
         self._files: OrderedDict[bytes, KnownFile] = OrderedDict()
         self._active: OrderedDict[int, Run] = OrderedDict()
         self._jobs: OrderedDict[int, Job] = OrderedDict()
@@ -58,10 +61,14 @@ class Guesses:
     def active_count(self) -> int:
         return len(self._active)
 
-    def facts_of(self, version: bytes) -> FileFacts | None:
-        """The file of this version, if it is remembered."""
+    def known(self, version: bytes) -> KnownFile | None:
+        """What is known of this version, if it is remembered."""
+        return self._files.get(version)
+
+    def is_stream_at(self, version: bytes, offset_bytes: int) -> bool:
+        """A stream of this version reads here next."""
         file = self._files.get(version)
-        return file.facts if file is not None else None
+        return file is not None and file.runs.is_stream_at(offset_bytes // BLOCK_BYTES)
 
     # --- events ------------------------------------------------------------------------------------------
 
@@ -89,51 +96,76 @@ class Guesses:
             file.trust.wasted(guessed_bytes)
             file.runs.lost(blocks)
 
-    def read(self, now_s: float, seen: ReadSeen, facts: FileFacts, blocks: BlockRange, *, foretold: bool) -> int:
-        """Learn from a READ of these blocks (not none) of a file. Returns the block up to which further reads change nothing, or 0.
+    def read(
+        self,
+        now_s: float,
+        seen: ReadSeen,
+        facts: FileFacts,
+        file: KnownFile | None,
+        start_block: int,
+        end_block: int,
+        *,
+        foretold: bool,
+    ) -> Quiet | None:
+        """Learn from a READ of these blocks (not none) of a file. Returns its reader if further reads change nothing for a while.
 
-        ``foretold``: an order knows what is read of this file, so only a long run is a stream, and nothing else is guessed at.
+        ``file``: as :meth:`known` has it. ``foretold``: an order knows what is read of this file, so only a long run is a stream, and
+        nothing else is guessed at.
         """
         late = seen.result != "hit"
-        file = self._file_of(now_s, facts, late=late, foretold=foretold)
-        start_block, end_block = blocks.first_block, blocks.end_block
-        read_bytes = blocks.block_count * BLOCK_BYTES
-        file.trust.read_bytes += read_bytes
-        for trust in self._trusts.values():
-            trust.read_bytes += read_bytes
+        if file is None:
+            file = self._remember(facts)
+        else:
+            self._files.move_to_end(facts.version)
+        if file.chain is None and not foretold:
+            self._begin(now_s, file, late=late)
+        read_bytes = (end_block - start_block) * BLOCK_BYTES
+        file.read.total += read_bytes
+        self._read.total += read_bytes
         if file.whole is not None:
             self._read_whole(file, file.whole, missed=seen.result == "miss")
-            return 0
-        run, join = file.runs.observe(start_block, end_block, now_s, self._new_id())
-        if file.runs.dropped:
+            return None
+        runs = file.runs
+        self._next_id += 1
+        run, join = runs.observe(start_block, end_block, now_s, self._next_id)
+        if runs.dropped:
             self._settle(file)
-        if file.runs.is_time_to_look:
-            for idle in file.runs.idle():
+        if runs.is_time_to_look:
+            for idle in runs.idle():
                 self._charge(file, idle)
         if (join is Join.NEW or join is Join.EARLIER) and not foretold:
             self._stride(now_s, file, start_block, end_block, run.downward_reads, late=late)
-        trusted = file.trust.earned and self._trusts[Reason.SEQUENTIAL].earned
+        trusted = file.trust.earned and self._sequential.earned
         if trusted and not foretold:
             if join is Join.NEW:
-                if file.runs.beginnings.blocks or file.runs.beginnings.wasted_blocks:
+                if runs.beginnings.blocks or runs.beginnings.wasted_blocks:
                     self._read_on(file, start_block, end_block)
-            elif file.runs.may_be_turns:
+            elif runs.may_be_turns:
                 self._take_turns(now_s, file, run, end_block - start_block)
         if run.window is None:
-            if not file.runs.is_stream(run, start_block, end_block, trusted=trusted and not foretold):
-                return 0
+            if run.reads == 1 and start_block:
+                return None  # one read alone is a stream at a file's beginning only
+            if not runs.is_stream(run, start_block, end_block, trusted=trusted and not foretold):
+                return None
             look_bytes = first_bytes(file) if start_block == 0 else 0
-            for continued in file.runs.promote(run, end_block - start_block, Window(now_s, look_bytes)):
+            for continued in runs.promote(run, end_block - start_block, Window(now_s, look_bytes)):
                 self._active.pop(continued.stream_id, None)  # or it would take a share for PREFETCH_ACTIVE_S more
             self._settle(file)
-        elif not trusted and not file.runs.is_believed(run, start_block, end_block):
-            return 0
+        elif not trusted and not runs.is_believed(run, start_block, end_block):
+            return None
         elif seen.result == "miss" and run.planned_block > run.next_block and join is Join.JOINED:
             run.planned_block = run.next_block  # what was planned here is gone, or never came
         if run.charged_blocks:
             self._refund(file, run, reason_of(run))
         quiet_block = self._widen(now_s, file, run, read_bytes if join is not Join.ECHO else 0, late=late)
-        return quiet_block if quiet_block > end_block and run.next_block == end_block else 0
+        if quiet_block <= end_block or run.next_block != end_block:
+            return None
+        until_bytes = quiet_block * BLOCK_BYTES
+        met_block = runs.until_another(run, quiet_block)
+        if met_block < quiet_block:  # the read that comes there makes one of the two
+            until_bytes = met_block * BLOCK_BYTES - 1
+        run.quiet = Quiet(seen, until_bytes)
+        return run.quiet
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What to fetch now, round the streams with room an extent at a time."""
@@ -250,16 +282,6 @@ class Guesses:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id
-
-    def _file_of(self, now_s: float, facts: FileFacts, *, late: bool, foretold: bool) -> KnownFile:
-        file = self._files.get(facts.version)
-        if file is None:
-            file = self._remember(facts)
-        else:
-            self._files.move_to_end(facts.version)
-        if file.chain is None and not foretold:
-            self._begin(now_s, file, late=late)
-        return file
 
     def _remember(self, facts: FileFacts) -> KnownFile:
         file = self._files[facts.version] = KnownFile(facts)
@@ -396,7 +418,7 @@ class Guesses:
         for run in file.runs.streams():
             self._charge(file, run)
         if file.whole is not None:
-            unread_blocks = file.whole.planned_block - file.trust.read_bytes // BLOCK_BYTES
+            unread_blocks = file.whole.planned_block - file.read.total // BLOCK_BYTES
             self._hold_against(file, file.whole, unread_blocks, file.whole_reason)
 
     def _charge(self, file: KnownFile, run: Run) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, count_blocks
 from spoke.prefetch.chains import Chain, FileFacts
-from spoke.prefetch.gate import Trust
+from spoke.prefetch.gate import ReadBytes, Trust
 from spoke.prefetch.scorecard import Reason
 from spoke.prefetch.streams import Run, RunTable
 from spoke.prefetch.strides import StrideTable
@@ -21,7 +21,7 @@ class KnownFile:
     ``whole``: the plan of one that is fetched as a whole. ``following``: beginnings of the files after it, anticipated.
     """
 
-    __slots__ = ("block_count", "chain", "facts", "following", "paused_until_s", "runs", "strides", "trust", "whole",
+    __slots__ = ("block_count", "chain", "facts", "following", "paused_until_s", "read", "runs", "strides", "trust", "whole",
                  "whole_reason")  # fmt: skip
 
     def __init__(self, facts: FileFacts) -> None:
@@ -29,7 +29,8 @@ class KnownFile:
         self.block_count = count_blocks(facts.size_bytes)
         self.runs = RunTable(self.block_count)
         self.strides = StrideTable(self.block_count)
-        self.trust = Trust()
+        self.read = ReadBytes()
+        self.trust = Trust(self.read)
         self.paused_until_s = 0.0
         self.chain: Chain | None = None
         self.whole: Run | None = None
