@@ -142,7 +142,7 @@ class Following:
         for follower in self._followers.values():
             if follower.has_plans:
                 return True
-        return any(follower.has_plans for follower in self._recordings.values())
+        return bool(self._recordings) and any(follower.has_plans for follower in self._recordings.values())
 
     @property
     def active_count(self) -> int:

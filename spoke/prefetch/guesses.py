@@ -13,7 +13,15 @@ from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
 from spoke.prefetch.chains import Chain, Chains, FileFacts, NextFile
 from spoke.prefetch.gate import ReadBytes, Trust
-from spoke.prefetch.known_file import WHOLE_EXTENTS_FROM_BYTES, Job, KnownFile, first_bytes, reason_of, window_end
+from spoke.prefetch.known_file import (
+    WHOLE_EXTENTS_FROM_BYTES,
+    Job,
+    KnownFile,
+    first_bytes,
+    piece_blocks,
+    reason_of,
+    window_end,
+)
 from spoke.prefetch.quiet import Quiet
 from spoke.prefetch.scorecard import Ledger, Reason
 from spoke.prefetch.source import Fetch, ReadSeen
@@ -22,6 +30,8 @@ from spoke.prefetch.strides import Stride
 from spoke.prefetch.window import Latency, Window
 
 _REASONS = (Reason.SEQUENTIAL, Reason.STRIDED, Reason.SMALL_FILE, Reason.NEXT_FILE)
+_QUIET_WAITING_BYTES = 8 * EXTENT_BYTES
+_QUIET_MAX_S = limits.PREFETCH_ACTIVE_S / 4
 _NO_STREAM = 0  # streams count up from it, orders down
 
 
@@ -190,12 +200,15 @@ class Guesses:
                 and run.evidence_blocks < start_blocks
                 and run.window.window_bytes < limits.PREFETCH_START_BYTES
             )
-            piece_blocks = EXTENT_BLOCKS
             if starting:
-                begun = run.evidence_blocks >= EXTENT_BLOCKS
-                piece_blocks = limits.PREFETCH_START_PIECE_BLOCKS * 2 if begun else limits.PREFETCH_START_PIECE_BLOCKS
-            cut_block = (first_block // piece_blocks + 1) * piece_blocks
-            stop_block = min(end_block, cut_block)
+                cut_blocks = limits.PREFETCH_START_PIECE_BLOCKS
+                if run.evidence_blocks >= EXTENT_BLOCKS:
+                    cut_blocks *= 2
+                stop_block = (first_block // cut_blocks + 1) * cut_blocks
+            else:
+                more_blocks = min(piece_blocks(run.window.window_bytes), budget_bytes // BLOCK_BYTES)
+                stop_block = (first_block + max(more_blocks, EXTENT_BLOCKS)) // EXTENT_BLOCKS * EXTENT_BLOCKS
+            stop_block = min(stop_block, end_block)
             if stop_block <= first_block:
                 continue
             if (stop_block - first_block) * BLOCK_BYTES > budget_bytes:
@@ -328,33 +341,54 @@ class Guesses:
         """Returns the block up to which further reads of the run would change nothing here."""
         window = run.window
         assert window is not None
-        self._touch(now_s, run)
-        share_bytes = self._windows_max_bytes // len(self._active)
+        active = self._active
+        if run.stream_id in active:
+            active.move_to_end(run.stream_id)
+        else:
+            active[run.stream_id] = run
+        if len(active) > 1:
+            self._forget_inactive(now_s)
+        cap_bytes = min(self._stream_max_bytes, self._windows_max_bytes // len(active))
         window.read(
             now_s,
             read_bytes,
             run.evidence_blocks * BLOCK_BYTES,
             late=late,
             latency_s=self._latency.latency_s,
-            cap_bytes=max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes)),
+            cap_bytes=max(limits.PREFETCH_WINDOW_MIN_BYTES, cap_bytes),
         )
-        end_block = window_end(file, run.next_block, window.window_bytes)
-        room_bytes = (end_block - max(run.planned_block, run.next_block)) * BLOCK_BYTES
         # Whole extents where the window has room for them; the last piece of a file always.
-        piece_bytes = min(EXTENT_BYTES, window.window_bytes // 4)
-        if run.next_block >= file.block_count:
-            self._active.pop(run.stream_id, None)  # done: it needs no share
+        window_bytes = window.window_bytes
+        piece_bytes = min(window_bytes // 4, piece_blocks(window_bytes) * BLOCK_BYTES)
+        next_block, planned_block = run.next_block, run.planned_block
+        end_block = window_end(file, next_block, window_bytes)
+        room_bytes = (end_block - (planned_block if planned_block > next_block else next_block)) * BLOCK_BYTES
+        if next_block >= file.block_count:
+            active.pop(run.stream_id, None)  # done: it needs no share
         if room_bytes >= piece_bytes or (room_bytes > 0 and end_block == file.block_count):
-            self._jobs.setdefault(run.stream_id, Job(file, run, Reason.SEQUENTIAL))
+            if run.stream_id not in self._jobs:
+                self._jobs[run.stream_id] = Job(file, run, Reason.SEQUENTIAL)
         elif end_block == file.block_count:
             if room_bytes <= 0:
                 self._reached_end(now_s, file, run)
-        elif run.planned_block > run.next_block and run.stream_id not in self._jobs and not window.grows_unseen:
-            return self._quiet_block(file, run, window.window_bytes, piece_bytes)
-        return 0
+            return 0
+        if planned_block <= next_block or window.grows_unseen:
+            return 0
+        quiet_block = self._quiet_block(file, run, window_bytes, piece_bytes)
+        if window.rate_bytes_per_s:  # it is not to be forgotten for a slow reader's silence
+            most_bytes = max(EXTENT_BYTES, int(window.rate_bytes_per_s * _QUIET_MAX_S))
+            quiet_block = min(quiet_block, next_block + most_bytes // BLOCK_BYTES)
+        return quiet_block
 
     def _quiet_block(self, file: KnownFile, run: Run, window_bytes: int, piece_bytes: int) -> int:
-        """The last block that the run can come to without room for the next piece in its window."""
+        """The last block that the run can come to without room for the next piece in its window.
+
+        What it wants already is asked for as soon as the budget has room; in a large window it may come a piece further meanwhile.
+        """
+        if run.stream_id in self._jobs:
+            if window_bytes < _QUIET_WAITING_BYTES:
+                return 0
+            return min(run.next_block + piece_bytes // BLOCK_BYTES, run.planned_block)
         end_block = run.planned_block + -(-piece_bytes // BLOCK_BYTES)
         if window_bytes >= WHOLE_EXTENTS_FROM_BYTES:
             end_block = -(-end_block // EXTENT_BLOCKS) * EXTENT_BLOCKS
@@ -390,10 +424,9 @@ class Guesses:
                 jobs.append(Job(file, run, Reason.NEXT_FILE))
         return jobs
 
-    def _touch(self, now_s: float, run: Run) -> None:
+    def _forget_inactive(self, now_s: float) -> None:
+        """The longest unread no longer share the windows; there are two at least, and the last one was just read."""
         active = self._active
-        active[run.stream_id] = run
-        active.move_to_end(run.stream_id)
         idle_before_s = now_s - limits.PREFETCH_ACTIVE_S
         while True:
             oldest_id, oldest = next(iter(active.items()))

@@ -13,6 +13,7 @@ from spoke.prefetch.streams import Run, RunTable
 from spoke.prefetch.strides import StrideTable
 
 WHOLE_EXTENTS_FROM_BYTES = EXTENT_BYTES * 3 // 2
+_WINDOW_PIECES, _PIECE_MAX_EXTENTS = 16, 8
 
 
 class KnownFile:
@@ -52,6 +53,11 @@ def window_end(file: KnownFile, next_block: int, window_bytes: int) -> int:
     if end_block >= file.block_count:
         return file.block_count
     return end_block - end_block % EXTENT_BLOCKS if window_bytes >= WHOLE_EXTENTS_FROM_BYTES else end_block
+
+
+def piece_blocks(window_bytes: int) -> int:
+    """What is planned at a time in a window of this size, in whole extents: in a large one several, so that most READs plan nothing."""
+    return EXTENT_BLOCKS * max(1, min(_PIECE_MAX_EXTENTS, window_bytes // _WINDOW_PIECES // EXTENT_BYTES))
 
 
 def first_bytes(file: KnownFile) -> int:
