@@ -7,7 +7,7 @@ reader inside what is planned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common import limits
@@ -52,6 +52,8 @@ class Planner:
         declared_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
     ) -> None:
         self._recorder = recorder
+        self.on_read: Callable[[FileFacts, int, int], None] | None = None
+        """Told of what is learnt from: (file, offset, length), READs that go on in one piece."""
         self._recording: Recording | None = None
         self.scorecard = Scorecard()
         self._ledger = Ledger(self.scorecard)
@@ -225,6 +227,11 @@ class Planner:
                 self._catch_up(now_s, seen.version)
         self._learn(now_s, seen)
 
+    def settle(self, now_s: float) -> None:
+        """Learn from all reads that were only noted."""
+        for version in self._quiet.versions():
+            self._catch_up(now_s, version)
+
     def _catch_up(self, now_s: float, version: bytes) -> None:
         """Learn from the reads of a file that were only noted."""
         quiets = self._quiet.take_all(version)
@@ -257,6 +264,8 @@ class Planner:
         end_block = -(-min(end_bytes, facts.size_bytes) // BLOCK_BYTES)
         if start_block >= end_block:
             return
+        if self.on_read is not None:
+            self.on_read(facts, offset_bytes, length_bytes)
         self._ledger.read(now_s, version, BlockRange(start_block, end_block - start_block), late=result != "hit")
         foretold = False
         may_know = following.may_know

@@ -56,6 +56,10 @@ class QuietReads:
         """The quiet readers of a file by where each reads next, for the caller to change; None: there never were any."""
         return self._files.get(version)
 
+    def versions(self) -> list[bytes]:
+        """The files that have quiet readers."""
+        return list(self._files)
+
     def take_all(self, version: bytes) -> dict[int, Quiet] | None:
         """The same, and none is quiet any more."""
         return self._files.pop(version, None)
