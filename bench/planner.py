@@ -231,7 +231,9 @@ def main() -> int:
         for name in names:
             path = Path(scratch, name)
             path.write_bytes(pickle.dumps(record(name, arguments.reads)))
-            rows[name] = [[tree.measure(path, learn=arguments.learn) for tree in trees] for _ in range(arguments.rounds)]
+            rows[name] = [
+                [tree.measure(path, learn=arguments.learn) for tree in trees] for _ in range(arguments.rounds)
+            ]
     for tree in trees:
         tree.end()
     show(rows, console)

@@ -223,7 +223,9 @@ class Planner:
                 else:
                     self._make_up(now_s, quiet, offset_bytes)
             # A reader that goes on as a stream is no news to the others; anything else may be.
-            if quiets and (self._following.is_active or not self._guesses.is_stream_at(seen.version, seen.offset_bytes)):
+            if quiets and (
+                self._following.is_active or not self._guesses.is_stream_at(seen.version, seen.offset_bytes)
+            ):
                 self._catch_up(now_s, seen.version)
         self._learn(now_s, seen)
 
