@@ -369,9 +369,7 @@ class Guesses:
             if run.stream_id not in self._jobs:
                 self._jobs[run.stream_id] = Job(file, run, Reason.SEQUENTIAL)
         elif end_block == file.block_count:
-            if room_bytes <= 0:
-                self._reached_end(now_s, file, run)
-            return 0
+            self._reached_end(now_s, file, run)
         if planned_block <= next_block or window.grows_unseen:
             return 0
         quiet_block = self._quiet_block(file, run, window_bytes, piece_bytes)
@@ -384,11 +382,12 @@ class Guesses:
         """The last block that the run can come to without room for the next piece in its window.
 
         What it wants already is asked for as soon as the budget has room; in a large window it may come a piece further meanwhile.
+        So it may where all of the file is planned, and its end makes room for the file after it; but its last read is heard.
         """
-        if run.stream_id in self._jobs:
+        if run.stream_id in self._jobs or run.planned_block >= file.block_count:
             if window_bytes < _QUIET_WAITING_BYTES:
                 return 0
-            return min(run.next_block + piece_bytes // BLOCK_BYTES, run.planned_block)
+            return min(run.next_block + piece_bytes // BLOCK_BYTES, run.planned_block, file.block_count - 1)
         end_block = run.planned_block + -(-piece_bytes // BLOCK_BYTES)
         if window_bytes >= WHOLE_EXTENTS_FROM_BYTES:
             end_block = -(-end_block // EXTENT_BLOCKS) * EXTENT_BLOCKS
