@@ -206,8 +206,12 @@ class Guesses:
                     cut_blocks *= 2
                 stop_block = (first_block // cut_blocks + 1) * cut_blocks
             else:
-                more_blocks = min(piece_blocks(run.window.window_bytes), budget_bytes // BLOCK_BYTES)
-                stop_block = (first_block + max(more_blocks, EXTENT_BLOCKS)) // EXTENT_BLOCKS * EXTENT_BLOCKS
+                more_blocks = EXTENT_BLOCKS  # in turns, where others wait too
+                if not jobs:
+                    more_blocks = max(
+                        EXTENT_BLOCKS, min(piece_blocks(run.window.window_bytes), budget_bytes // BLOCK_BYTES)
+                    )
+                stop_block = (first_block + more_blocks) // EXTENT_BLOCKS * EXTENT_BLOCKS
             stop_block = min(stop_block, end_block)
             if stop_block <= first_block:
                 continue
