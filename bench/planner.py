@@ -30,7 +30,7 @@ from bench.path import ROOT
 from bench.replay.evictors import make_evictor
 from bench.replay.pages import MIB, READ, Scale, sweep
 from bench.replay.patterns import expand, make
-from bench.replay.predictors import Planned
+from bench.replay.predictors import Bounds, Planned
 from bench.replay.runs import world_for
 from bench.replay.simulator import RESULTS, Read, Simulation
 from bench.replay.trace import Process, Trace, TraceFile
@@ -47,7 +47,7 @@ SEQUENTIAL_BYTES_PER_S, STEADY_RATE_BYTES_PER_S, STEADY_BYTES = 1e9, 1.25e9, 4 <
 DEFAULT = "steady,sweep-workers,interleaved,megatron,mds,strided,hf-arrow,random"
 
 Event = tuple[str, tuple[Any, ...]]
-Recording = tuple[dict[str, int], float, list[Event]]
+Recording = tuple[Bounds, float, list[Event]]
 """The planner's bounds, the link's rate, and what it was told."""
 
 

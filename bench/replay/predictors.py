@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TypedDict
 
 from bench.replay.evictors import FILE_SHIFT, Belady
 from bench.replay.future import NEVER, Future
@@ -94,6 +95,14 @@ class FixedWindow(_Base):
         self.sim.prefetch(read.file, -(-(read.offset_bytes + read.length_bytes) // BLOCK_BYTES), self._blocks)
 
 
+class Bounds(TypedDict):
+    """How far the planner runs ahead in a cache of some size, as it takes them."""
+
+    stream_max_bytes: int
+    windows_max_bytes: int
+    declared_max_bytes: int
+
+
 class Planned(_Base):
     """The spoke's planner, driven as ``spoke.ahead`` drives it. ``orders``: it is told what the processes of a phase will read, as the
     first of them reads.
@@ -120,11 +129,11 @@ class Planned(_Base):
         declared_max_bytes = min(
             limits.PREFETCH_WINDOWS_MAX_BYTES, int(capacity_bytes * limits.PREFETCH_DECLARED_CACHE_SHARE)
         )
-        self.bounds = {
-            "stream_max_bytes": stream_max_bytes,
-            "windows_max_bytes": windows_max_bytes,
-            "declared_max_bytes": declared_max_bytes,
-        }
+        self.bounds = Bounds(
+            stream_max_bytes=stream_max_bytes,
+            windows_max_bytes=windows_max_bytes,
+            declared_max_bytes=declared_max_bytes,
+        )
         self.planner = Planner(after.get, **self.bounds)
         self.read_ns: array[int] | None = array("Q") if timed else None
         self.arrival_ns: array[int] | None = array("Q") if timed else None

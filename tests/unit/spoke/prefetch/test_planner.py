@@ -467,7 +467,7 @@ def test_who_comes_to_where_another_began_is_heard_there() -> None:
 
 def test_extents_that_were_read_go_and_their_reader_stays_quiet() -> None:
     """A sweep through more than the cache: each extent behind the reader is evicted, and that is no news."""
-    noted = {}
+    noted: dict[bool, int] = {}
     for evicts in (False, True):
         bench, noted[evicts] = Bench(facts(1, 1 << 30)), 0
         version = bench.files[0].version
