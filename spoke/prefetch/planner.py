@@ -176,6 +176,7 @@ class Planner:
             self._open_counts[facts.version] = left
             return
         del self._open_counts[facts.version]
+        self._quiet.take_all(facts.version)
         self._guesses.closed(facts.version)
 
     def link(self, rtt_s: float, rate_bytes_per_s: float) -> None:
@@ -222,10 +223,11 @@ class Planner:
                     seen = quiet.noted(offset_bytes + seen.length_bytes)
                 else:
                     self._make_up(now_s, quiet, offset_bytes)
+                    quiets.pop(offset_bytes, None)  # he is heard now
             # A reader that goes on as a stream is no news to the others; anything else may be.
-            if quiets and (
-                self._following.is_active or not self._guesses.is_stream_at(seen.version, seen.offset_bytes)
-            ):
+            if not quiets:
+                self._quiet.take_all(seen.version)
+            elif self._following.is_active or not self._guesses.is_stream_at(seen.version, seen.offset_bytes):
                 self._catch_up(now_s, seen.version)
         self._learn(now_s, seen)
 
