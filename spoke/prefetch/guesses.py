@@ -201,10 +201,9 @@ class Guesses:
                 and run.window.window_bytes < limits.PREFETCH_START_BYTES
             )
             if starting:
-                cut_blocks = limits.PREFETCH_START_PIECE_BLOCKS
-                if run.evidence_blocks >= EXTENT_BLOCKS:
-                    cut_blocks *= 2
-                stop_block = (first_block // cut_blocks + 1) * cut_blocks
+                begun = run.evidence_blocks >= EXTENT_BLOCKS
+                cut_blocks = limits.PREFETCH_BEGUN_PIECE_BLOCKS if begun else limits.PREFETCH_START_PIECE_BLOCKS
+                stop_block = min(first_block + cut_blocks, (first_block // EXTENT_BLOCKS + 1) * EXTENT_BLOCKS)
             else:
                 more_blocks = EXTENT_BLOCKS  # in turns, where others wait too
                 if not jobs:
