@@ -1,8 +1,10 @@
 """``python -m bench.planner``: what prefetch decisions cost, in CPU time, apart from everything else.
 
-The events of simulated patterns (READs, arrivals, evictions, budgets) are recorded once and then fed to fresh planners, whose decisions
-they do not wait for. ``--against DIR``: another checkout's planner takes turns with this one, in processes of their own, so that
+The events of simulated patterns (READs, arrivals, evictions, budgets) are recorded once and then fed to fresh planners, as
+``spoke.ahead`` feeds them. ``--against DIR``: another checkout's planner takes turns with this one, in processes of their own, so that
 what else the machine does meanwhile meets both. A READ's cost is that of noting or learning from it, and of the plan it leads to.
+``steady`` is one reader in order at 1 GB/s over 10 Gbit/s; its mean tells what share of a core decisions take there. Calls of Python
+and C functions are counted apart: they are the same however busy the machine is.
 """
 
 from __future__ import annotations
@@ -26,96 +28,155 @@ from rich.table import Table
 from bench.flags import positive
 from bench.path import ROOT
 from bench.replay.evictors import make_evictor
-from bench.replay.pages import Scale
+from bench.replay.pages import MIB, READ, Scale, sweep
 from bench.replay.patterns import expand, make
-from bench.replay.predictors import Planned
+from bench.replay.predictors import Bounds, Planned
 from bench.replay.runs import world_for
-from bench.replay.simulator import Simulation
+from bench.replay.simulator import RESULTS, Read, Simulation
+from bench.replay.trace import Process, Trace, TraceFile
+from common import limits
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from common.errors import UsageError
 from common.terminal import EXIT_USAGE
-from spoke.prefetch.planner import Planner
+from spoke.prefetch.planner import Planner, ReadSeen
+from spoke.prefetch.succession import OrderRecorder
 
 RTT_S, RATE_BYTES_PER_S, LOAD, CACHE_SHARE = 0.06, 125e6, 0.5, 0.25
-SEQUENTIAL_BYTES_PER_S = 1e9
-DEFAULT = "sweep-workers,interleaved,megatron,mds,strided,hf-arrow,random"
+STEADY_CACHE_SHARE = 0.5  # a stream may be an eighth of the cache ahead, and needs 130 MB
+SEQUENTIAL_BYTES_PER_S, STEADY_RATE_BYTES_PER_S, STEADY_BYTES = 1e9, 1.25e9, 4 << 30
+DEFAULT = "steady,sweep-workers,interleaved,megatron,mds,strided,hf-arrow,random"
 
 Event = tuple[str, tuple[Any, ...]]
+Recording = tuple[Bounds, float, list[Event]]
+"""The planner's bounds, the link's rate, and what it was told."""
 
 
-class Recorded:
-    """A planner that notes what it is told. The order it is given, if any, is made anew by whoever replays."""
+class Recorded(Planned):
+    """The spoke's planner in the simulator; notes all that it is told."""
 
-    TOLD = ("opened", "closed", "link", "arrived", "evicted", "is_quiet", "read", "plan", "asked")
-
-    def __init__(self, planner: Planner) -> None:
-        self._planner = planner
+    def __init__(self, trace: Trace, capacity_bytes: int) -> None:
+        super().__init__(trace, capacity_bytes)
         self.events: list[Event] = []
-        for name in self.TOLD:
-            setattr(self, name, self._noting(name, getattr(planner, name)))
 
-    def _noting(self, name: str, method: Any) -> Any:
-        def note(*arguments: Any) -> Any:
-            self.events.append((name, arguments))
-            return method(*arguments)
+    def opened(self, now_s: float, handle: int, task: int, file: int) -> None:
+        self.events.append(("opened", (now_s, handle, self.facts[file], task)))
+        super().opened(now_s, handle, task, file)
 
-        return note
+    def closed(self, now_s: float, handle: int) -> None:
+        self.events.append(("closed", (now_s, handle)))
+        super().closed(now_s, handle)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._planner, name)
+    def read(self, now_s: float, read: Read, result: int) -> None:
+        seen = (read.handle, read.lane.task, self.facts[read.file].version, read.offset_bytes, read.length_bytes)
+        self.events.append(("read", (now_s, ReadSeen(*seen, RESULTS[result]))))  # type: ignore[arg-type]
+        self.events.append(("plan", (now_s, self._budget_bytes)))
+        super().read(now_s, read, result)
+
+    def arrived(self, now_s: float, file: int, blocks: BlockRange) -> None:
+        self.events.append(("arrived", (now_s, self.facts[file].version, blocks)))
+        self.events.append(("plan", (now_s, self._budget_bytes)))
+        super().arrived(now_s, file, blocks)
+
+    def evicted(self, file: int, blocks: BlockRange) -> None:
+        self.events.append(("evicted", (self.facts[file].version, blocks)))
+        super().evicted(file, blocks)
+
+    @property
+    def _budget_bytes(self) -> int:
+        most_bytes = min(limits.PREFETCH_MAX_OUTSTANDING_BYTES, self.planner.outstanding_limit_bytes)
+        return most_bytes - self.sim.prefetch_outstanding_bytes
 
 
-def record(pattern: str, reads: int) -> list[Event]:
-    trace = make(pattern, Scale(reads=reads)).at_load(RATE_BYTES_PER_S * LOAD)
-    world = world_for(trace, RTT_S, RATE_BYTES_PER_S, CACHE_SHARE)
-    planned = Planned(trace, world.capacity_bytes)
-    recorded = Recorded(planned.planner)
-    planned.planner = recorded  # type: ignore[assignment]
+def steady() -> Trace:
+    """One reader through one file, in READs of the kernel's readahead."""
+    process = Process(workers=1, depth=2)
+    sweep(process, 0, 0, STEADY_BYTES)
+    process.end_batches(MIB // READ)
+    return Trace("steady", [TraceFile(b"tokens.bin", STEADY_BYTES)], [process]).at_load(SEQUENTIAL_BYTES_PER_S)
+
+
+def record(pattern: str, reads: int) -> Recording:
+    if pattern == "steady":
+        trace, rate_bytes_per_s = steady(), STEADY_RATE_BYTES_PER_S
+    else:
+        trace, rate_bytes_per_s = make(pattern, Scale(reads=reads)).at_load(RATE_BYTES_PER_S * LOAD), RATE_BYTES_PER_S
+    world = world_for(trace, RTT_S, rate_bytes_per_s, STEADY_CACHE_SHARE if pattern == "steady" else CACHE_SHARE)
+    recorded = Recorded(trace, world.capacity_bytes)
     Simulation(
-        trace, world, make_evictor("ours", trace, world.capacity_bytes, 1, lambda: lambda _extent: 0), planned
+        trace, world, make_evictor("ours", trace, world.capacity_bytes, 1, lambda: lambda _extent: 0), recorded
     ).run()
-    return recorded.events
+    return recorded.bounds, rate_bytes_per_s, recorded.events
 
 
-def replay(events: list[Event]) -> dict[str, Any]:
-    """CPU time of this thread, ns: a list by READ, and of everything."""
-    planner = Planner()
-    told = {name: getattr(planner, name) for name in Recorded.TOLD}
-    clock = time.thread_time_ns
+def replay(recording: Recording, *, learn: bool) -> dict[str, Any]:
+    """CPU time of this thread, ns: the median by READ, and of everything. ``learn``: with a recorder, as a mount has by default."""
     read_ns: list[int] = []
+    calls = 0
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call" or event == "c_call"
+
+    clock_ns = []
+    for _ in range(1001):
+        began_ns = time.thread_time_ns()
+        clock_ns.append(time.thread_time_ns() - began_ns)
     gc.collect()
     gc.disable()
-    began_ns = clock()
-    looked = True  # the last event was no look at a READ that has not been learnt from yet
-    planning = False  # a plan now follows from a READ
-    for name, arguments in events:
-        method = told[name]
-        if name == "is_quiet" or name == "read":
-            at_ns = clock()
-            method(*arguments)
-            spent_ns = clock() - at_ns
-            if name == "read" and not looked:
-                read_ns[-1] += spent_ns
-            else:
-                read_ns.append(spent_ns)
-            looked = name == "read"
-            planning = True
-        elif name == "plan" and planning:
-            at_ns = clock()
-            method(*arguments)
-            read_ns[-1] += clock() - at_ns
-        else:
-            method(*arguments)
-            planning = planning and name != "arrived"
-    total_ns = clock() - began_ns
+    _replay(recording, read_ns, learn=learn)
+    began_ns = time.thread_time_ns()
+    _replay(recording, None, learn=learn)
+    total_ns = time.thread_time_ns() - began_ns
+    sys.setprofile(count)
+    _replay(recording, None, learn=learn)
+    sys.setprofile(None)
     gc.enable()
-    return {"read_ns": statistics.median(read_ns), "total_ns": total_ns, "reads": len(read_ns)}
+    read_bytes = sum(arguments[1].length_bytes for name, arguments in recording[2] if name == "read")
+    return {
+        "read_ns": statistics.median(read_ns) - statistics.median(clock_ns),
+        "total_ns": total_ns,
+        "reads": len(read_ns),
+        "read_bytes": read_bytes,
+        "calls": calls,
+    }
+
+
+def _replay(recording: Recording, read_ns: list[int] | None, *, learn: bool) -> None:
+    """As ``spoke.ahead`` does it. ``read_ns``: what each READ takes, None: no clock is read, which costs more than most of them."""
+    bounds, rate_bytes_per_s, events = recording
+    planner = Planner(**bounds, recorder=OrderRecorder(limits.LEARN_MEMORY_BYTES) if learn else None)
+    told = {name: getattr(planner, name) for name in ("opened", "closed", "arrived", "evicted")}
+    clock = time.thread_time_ns
+    is_quiet, began_ns = False, 0
+    for name, arguments in events:
+        if name == "read":
+            now_s, seen = arguments
+            if read_ns is not None:
+                began_ns = clock()
+            is_quiet = seen.result == "hit" and planner.is_quiet(seen.version, seen.offset_bytes, seen.length_bytes)
+            if not is_quiet:
+                planner.read(now_s, seen)
+        elif name == "plan":
+            if not is_quiet and planner.has_plans:
+                now_s, left_bytes = arguments
+                planner.link(RTT_S, rate_bytes_per_s)
+                while left_bytes >= EXTENT_BYTES and (fetches := planner.plan(now_s, left_bytes)):
+                    for fetch in fetches:
+                        planner.asked(fetch, fetch.blocks.block_count * BLOCK_BYTES)
+                        left_bytes -= fetch.blocks.block_count * BLOCK_BYTES
+            if began_ns and read_ns is not None:
+                read_ns.append(clock() - began_ns)
+                began_ns = 0
+            is_quiet = False
+        else:
+            told[name](*arguments)
 
 
 def child() -> int:
-    """Reads the path of a pickle of events from stdin, line by line; answers each with JSON."""
+    """Reads the path of a pickle of a recording from stdin, line by line; answers each with JSON."""
     for line in sys.stdin:
-        events = pickle.loads(Path(line.strip()).read_bytes())
-        print(json.dumps(replay(events)), flush=True)
+        learn, _, path = line.strip().partition(" ")
+        print(json.dumps(replay(pickle.loads(Path(path).read_bytes()), learn=learn == "learn")), flush=True)
     return 0
 
 
@@ -133,10 +194,10 @@ class Tree:
             [sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=directory
         )
 
-    def measure(self, events: Path) -> dict[str, Any]:
+    def measure(self, recording: Path, *, learn: bool) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{events}\n")
+        self._process.stdin.write(f"{'learn' if learn else 'plain'} {recording}\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
@@ -155,12 +216,14 @@ def main() -> int:
     parser.add_argument("--patterns", default=DEFAULT, help=f"as bench.replay has them, or all (default {DEFAULT})")
     parser.add_argument("--reads", type=positive, default=8000, help="of each pattern, about (default 8000)")
     parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--learn", action="store_true", help="with the recorder that learns orders, as on a mount")
     parser.add_argument("--against", type=Path, help="another checkout to take turns with")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/out/planner.json")
     arguments = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     try:
-        names = expand(arguments.patterns.split(","))
+        words = arguments.patterns.split(",")
+        names = [name for word in words for name in (["steady"] if word == "steady" else expand([word]))]
         if arguments.against is not None and not (arguments.against / "spoke/prefetch/planner.py").exists():
             raise UsageError(f"--against {arguments.against}: no checkout with a planner")
     except UsageError as error:
@@ -172,7 +235,9 @@ def main() -> int:
         for name in names:
             path = Path(scratch, name)
             path.write_bytes(pickle.dumps(record(name, arguments.reads)))
-            rows[name] = [[tree.measure(path) for tree in trees] for _ in range(arguments.rounds)]
+            rows[name] = [
+                [tree.measure(path, learn=arguments.learn) for tree in trees] for _ in range(arguments.rounds)
+            ]
     for tree in trees:
         tree.end()
     show(rows, console)
@@ -183,28 +248,19 @@ def main() -> int:
 
 def show(rows: dict[str, list[list[dict[str, Any]]]], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = (
-        "pattern",
-        "us a READ, median",
-        "mean, all events",
-        "the other's median",
-        "mean",
-        "ratio of medians",
-        "of means",
-    )
-    for column in columns:
+    for column in ("pattern", "us a READ, median", "mean, all events", "calls", "of a core at 1 GB/s"):
         table.add_column(column, justify="left" if column == "pattern" else "right")
     for name, rounds in rows.items():
-        cells = [name]
         for tree in range(len(rounds[0])):
-            cells.append(f"{statistics.median(turn[tree]['read_ns'] for turn in rounds) / 1e3:.1f}")
-            cells.append(
-                f"{statistics.median(turn[tree]['total_ns'] / turn[tree]['reads'] for turn in rounds) / 1e3:.1f}"
+            turns = [turn[tree] for turn in rounds]
+            a_byte_ns = statistics.median(turn["total_ns"] / turn["read_bytes"] for turn in turns)
+            table.add_row(
+                name if not tree else "  the other's",
+                f"{statistics.median(turn['read_ns'] for turn in turns) / 1e3:.1f}",
+                f"{statistics.median(turn['total_ns'] / turn['reads'] for turn in turns) / 1e3:.1f}",
+                f"{turns[0]['calls'] / turns[0]['reads']:.1f}",
+                f"{a_byte_ns * SEQUENTIAL_BYTES_PER_S / 1e9:.1%}",
             )
-        if len(rounds[0]) == 2:
-            for key in ("read_ns", "total_ns"):
-                cells.append(f"{statistics.median(turn[0][key] / turn[1][key] for turn in rounds):.2f}")
-        table.add_row(*cells)
     console.print(table)
 
 

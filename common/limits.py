@@ -723,9 +723,9 @@ PREFETCH_START_BYTES = 16 * 1024 * 1024
 
 PREFETCH_START_PIECE_BLOCKS = 11
 PREFETCH_BEGUN_PIECE_BLOCKS = 32
-"""A stream that has read less than 1 MiB asks for pieces of 44 KiB, then of 128 KiB until PREFETCH_START_BYTES, spread over the links: a new
-connection takes 65,535 bytes in its first round trip (a SYN's window has 16 bits), which hold one such piece behind 16 KiB of demand,
-headers included. A piece that ends beyond them comes a round trip later as a whole. Split."""
+"""A stream that has read less than 1 MiB asks for pieces of 44 KiB, then of 128 KiB until PREFETCH_START_BYTES, spread over the links:
+a new connection takes 65,535 bytes in its first round trip (a SYN's window has 16 bits), which hold one such piece behind 16 KiB
+of demand, headers included. A piece that ends beyond them comes a round trip later as a whole. Split."""
 
 PREFETCH_FIRST_BYTES = 4 * 1024 * 1024
 PREFETCH_FIRST_SHARE = 64

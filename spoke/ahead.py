@@ -46,8 +46,7 @@ class Ahead:
         self._clock = clock
         self._fetcher: Fetcher | None = None
         self._client: HubClient | None = None
-        self.last_job: LastJob | None = None
-        """Told of each read, if it is there."""
+        self._last_job: LastJob | None = None
         self.foresee: Callable[[Foresight | None], None] | None = None
         """Told whom to ask for what is used next, while orders are followed (for eviction)."""
         self.read_ahead = ReadAhead(
@@ -58,6 +57,26 @@ class Ahead:
         """Both report to us, so they come after us."""
         self._fetcher = fetcher
         self._client = client
+
+    @property
+    def last_job(self) -> LastJob | None:
+        """Told of what is read, if it is there: as the planner learns of it, READs that go on in one piece."""
+        return self._last_job
+
+    @last_job.setter
+    def last_job(self, last_job: LastJob | None) -> None:
+        self._last_job = last_job
+        if self._planner is not None:
+            self._planner.on_read = None if last_job is None else self._note
+
+    def _note(self, file: FileFacts, offset_bytes: int, length_bytes: int) -> None:
+        if self._last_job is not None:
+            self._last_job.read(file.path, file.version, file.size_bytes, offset_bytes, length_bytes)
+
+    def settle(self) -> None:
+        """Learn now from reads that were only noted: what was learned is written down next."""
+        if self._planner is not None:
+            self._planner.settle(self._clock())
 
     # --- reads -------------------------------------------------------------------------------------------
 
@@ -75,16 +94,18 @@ class Ahead:
 
     def lent(self, handle: Handle) -> None:
         self._counts.passthrough_opens += 1
-        if self.last_job is not None:
-            self.last_job.lent(handle.path, handle.version, handle.size_bytes)
+        if self._last_job is not None:
+            self._last_job.lent(handle.path, handle.version, handle.size_bytes)
 
     def read(self, handle: Handle, task_id: int, offset_bytes: int, length_bytes: int, result: ReadResult) -> None:
         self._counts.read(length_bytes, result)
         self.read_ahead.read(handle, offset_bytes, length_bytes)
-        if self.last_job is not None:
-            self.last_job.read(handle.path, handle.version, handle.size_bytes, offset_bytes, length_bytes)
         planner = self._planner
-        if planner is None or (result == "hit" and planner.is_quiet(handle.version, offset_bytes, length_bytes)):
+        if planner is None:
+            if self._last_job is not None:
+                self._last_job.read(handle.path, handle.version, handle.size_bytes, offset_bytes, length_bytes)
+            return
+        if result == "hit" and planner.is_quiet(handle.version, offset_bytes, length_bytes):
             return
         planner.read(
             self._clock(),

@@ -451,6 +451,7 @@ class Spoke:
             give_up_mount(self.handed)
         await self.shared_port.close()
         await self.pages.close()
+        self.ahead.settle()
         await self.learner.close()
         await self.last_job.save()
         await self.order_exchange.close(tell=not keep_mount)

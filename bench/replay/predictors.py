@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TypedDict
 
 from bench.replay.evictors import FILE_SHIFT, Belady
 from bench.replay.future import NEVER, Future
@@ -94,6 +95,14 @@ class FixedWindow(_Base):
         self.sim.prefetch(read.file, -(-(read.offset_bytes + read.length_bytes) // BLOCK_BYTES), self._blocks)
 
 
+class Bounds(TypedDict):
+    """How far the planner runs ahead in a cache of some size, as it takes them."""
+
+    stream_max_bytes: int
+    windows_max_bytes: int
+    declared_max_bytes: int
+
+
 class Planned(_Base):
     """The spoke's planner, driven as ``spoke.ahead`` drives it. ``orders``: it is told what the processes of a phase will read, as the
     first of them reads.
@@ -104,10 +113,10 @@ class Planned(_Base):
     def __init__(self, trace: Trace, capacity_bytes: int, *, orders: bool = False, timed: bool = False) -> None:
         super().__init__()
         self.name = "orders" if orders else "planner"
-        self._facts = [
+        self.facts = [
             FileFacts(file.path, number.to_bytes(16, "big"), file.size_bytes) for number, file in enumerate(trace.files)
         ]
-        by_path = sorted(self._facts)
+        by_path = sorted(self.facts)
         after = {
             one.path: following
             for one, following in pairwise(by_path)
@@ -120,15 +129,15 @@ class Planned(_Base):
         declared_max_bytes = min(
             limits.PREFETCH_WINDOWS_MAX_BYTES, int(capacity_bytes * limits.PREFETCH_DECLARED_CACHE_SHARE)
         )
-        self.planner = Planner(
-            after.get,
+        self.bounds = Bounds(
             stream_max_bytes=stream_max_bytes,
             windows_max_bytes=windows_max_bytes,
             declared_max_bytes=declared_max_bytes,
         )
+        self.planner = Planner(after.get, **self.bounds)
         self.read_ns: array[int] | None = array("Q") if timed else None
         self.arrival_ns: array[int] | None = array("Q") if timed else None
-        self._undeclared = orders_of(trace, self._facts) if orders else {}
+        self._undeclared = orders_of(trace, self.facts) if orders else {}
         self.knows_orders = orders
 
     def declare(self, orders: dict[int, Order]) -> None:
@@ -136,13 +145,13 @@ class Planned(_Base):
         self._undeclared = orders
 
     def opened(self, now_s: float, handle: int, task: int, file: int) -> None:
-        self.planner.opened(now_s, handle, self._facts[file], task)
+        self.planner.opened(now_s, handle, self.facts[file], task)
 
     def closed(self, now_s: float, handle: int) -> None:
         self.planner.closed(now_s, handle)
 
     def read(self, now_s: float, read: Read, result: int) -> None:
-        planner, version = self.planner, self._facts[read.file].version
+        planner, version = self.planner, self.facts[read.file].version
         task, offset_bytes, length_bytes = read.lane.task, read.offset_bytes, read.length_bytes
         fetches: Sequence[Fetch] = ()
         if self._undeclared:
@@ -160,14 +169,14 @@ class Planned(_Base):
 
     def arrived(self, now_s: float, file: int, blocks: BlockRange) -> None:
         began_ns = time.perf_counter_ns() if self.arrival_ns is not None else 0
-        self.planner.arrived(now_s, self._facts[file].version, blocks)
+        self.planner.arrived(now_s, self.facts[file].version, blocks)
         fetches = self._plan(now_s)
         if self.arrival_ns is not None:
             self.arrival_ns.append(time.perf_counter_ns() - began_ns)
         self._ask(fetches)
 
     def evicted(self, file: int, blocks: BlockRange) -> None:
-        self.planner.evicted(self._facts[file].version, blocks)
+        self.planner.evicted(self.facts[file].version, blocks)
 
     def _plan(self, now_s: float) -> Sequence[Fetch]:
         planner, sim = self.planner, self.sim

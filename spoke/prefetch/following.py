@@ -142,7 +142,7 @@ class Following:
         for follower in self._followers.values():
             if follower.has_plans:
                 return True
-        return any(follower.has_plans for follower in self._recordings.values())
+        return bool(self._recordings) and any(follower.has_plans for follower in self._recordings.values())
 
     @property
     def active_count(self) -> int:
@@ -169,7 +169,7 @@ class Following:
         # What is known comes before what is guessed: however many streams there are, orders have half of all windows.
         share_bytes = self._windows_max_bytes // min(places + other_streams + 1, 2 * (places or 1))
         cap_bytes = max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes))
-        declared_bytes = max(cap_bytes, self._declared_cap_bytes())
+        declared_bytes = max(cap_bytes, self._declared_cap_bytes()) if self._followers else cap_bytes
         late, latency_s = seen.result != "hit", self._latency.latency_s
         explained: int | None = None
         for follower in self._all():

@@ -59,25 +59,34 @@ class Gate:
             self._wasted /= 2
 
 
+class ReadBytes:
+    """``total``: bytes that were read. Several judgements may rest on one, so that a READ is counted once."""
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
 class Trust:
     """Whether predictions earn their bytes: what was prefetched and never read, against what was read.
 
     Distrust passes by itself as reads go on: what is held against it never exceeds what is forgiven by that much.
     """
 
-    __slots__ = ("read_bytes", "wasted_bytes")
+    __slots__ = ("read", "wasted_bytes")
 
-    def __init__(self) -> None:
-        self.read_bytes = 0
+    def __init__(self, read: ReadBytes) -> None:
+        self.read = read
         self.wasted_bytes = 0
 
     @property
     def _forgiven_bytes(self) -> float:
-        return limits.PREFETCH_WASTE_ALLOWANCE_BYTES + limits.PREFETCH_WASTE_SHARE * self.read_bytes
+        return limits.PREFETCH_WASTE_ALLOWANCE_BYTES + limits.PREFETCH_WASTE_SHARE * self.read.total
 
     @property
     def earned(self) -> bool:
-        return self.wasted_bytes <= self._forgiven_bytes
+        return not self.wasted_bytes or self.wasted_bytes <= self._forgiven_bytes
 
     def wasted(self, size_bytes: int) -> None:
         most_bytes = int(self._forgiven_bytes) + limits.PREFETCH_DISTRUST_MAX_BYTES

@@ -12,8 +12,17 @@ from collections.abc import Mapping
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
 from spoke.prefetch.chains import Chain, Chains, FileFacts, NextFile
-from spoke.prefetch.gate import Trust
-from spoke.prefetch.known_file import WHOLE_EXTENTS_FROM_BYTES, Job, KnownFile, first_bytes, reason_of, window_end
+from spoke.prefetch.gate import ReadBytes, Trust
+from spoke.prefetch.known_file import (
+    WHOLE_EXTENTS_FROM_BYTES,
+    Job,
+    KnownFile,
+    first_bytes,
+    piece_blocks,
+    reason_of,
+    window_end,
+)
+from spoke.prefetch.quiet import Quiet
 from spoke.prefetch.scorecard import Ledger, Reason
 from spoke.prefetch.source import Fetch, ReadSeen
 from spoke.prefetch.streams import Join, Run
@@ -21,6 +30,8 @@ from spoke.prefetch.strides import Stride
 from spoke.prefetch.window import Latency, Window
 
 _REASONS = (Reason.SEQUENTIAL, Reason.STRIDED, Reason.SMALL_FILE, Reason.NEXT_FILE)
+_QUIET_WAITING_BYTES = 8 * EXTENT_BYTES
+_QUIET_MAX_S = limits.PREFETCH_ACTIVE_S / 4
 _NO_STREAM = 0  # streams count up from it, orders down
 
 
@@ -45,7 +56,9 @@ class Guesses:
         self._chains = Chains(next_file)
         self._ledger = ledger
         self._latency = latency
-        self._trusts = {reason: Trust() for reason in _REASONS}
+        self._read = ReadBytes()
+        self._trusts = {reason: Trust(self._read) for reason in _REASONS}
+        self._sequential = self._trusts[Reason.SEQUENTIAL]
         self._files: OrderedDict[bytes, KnownFile] = OrderedDict()
         self._active: OrderedDict[int, Run] = OrderedDict()
         self._jobs: OrderedDict[int, Job] = OrderedDict()
@@ -64,10 +77,14 @@ class Guesses:
     def active_count(self) -> int:
         return len(self._active)
 
-    def facts_of(self, version: bytes) -> FileFacts | None:
-        """The file of this version, if it is remembered."""
+    def known(self, version: bytes) -> KnownFile | None:
+        """What is known of this version, if it is remembered."""
+        return self._files.get(version)
+
+    def is_stream_at(self, version: bytes, offset_bytes: int) -> bool:
+        """A stream of this version reads here next."""
         file = self._files.get(version)
-        return file.facts if file is not None else None
+        return file is not None and file.runs.is_stream_at(offset_bytes // BLOCK_BYTES)
 
     # --- events ------------------------------------------------------------------------------------------
 
@@ -95,52 +112,77 @@ class Guesses:
             file.trust.wasted(guessed_bytes)
             file.runs.lost(blocks)
 
-    def read(self, now_s: float, seen: ReadSeen, facts: FileFacts, blocks: BlockRange, *, foretold: bool) -> int:
-        """Learn from a READ of these blocks (not none) of a file. Returns the block up to which further reads change nothing, or 0.
+    def read(
+        self,
+        now_s: float,
+        seen: ReadSeen,
+        facts: FileFacts,
+        file: KnownFile | None,
+        start_block: int,
+        end_block: int,
+        *,
+        foretold: bool,
+    ) -> Quiet | None:
+        """Learn from a READ of these blocks (not none) of a file. Returns its reader if further reads change nothing for a while.
 
-        ``foretold``: an order knows what is read of this file, so only a long run is a stream, and nothing else is guessed at.
+        ``file``: as :meth:`known` has it. ``foretold``: an order knows what is read of this file, so only a long run is a stream, and
+        nothing else is guessed at.
         """
         late = seen.result != "hit"
-        file = self._file_of(now_s, facts, late=late, foretold=foretold)
-        start_block, end_block = blocks.first_block, blocks.end_block
-        read_bytes = blocks.block_count * BLOCK_BYTES
-        file.trust.read_bytes += read_bytes
-        for trust in self._trusts.values():
-            trust.read_bytes += read_bytes
+        if file is None:
+            file = self._remember(facts)
+        else:
+            self._files.move_to_end(facts.version)
+        if file.chain is None and not foretold:
+            self._begin(now_s, file, late=late)
+        read_bytes = (end_block - start_block) * BLOCK_BYTES
+        file.read.total += read_bytes
+        self._read.total += read_bytes
         if file.whole is not None:
             self._read_whole(file, file.whole, missed=seen.result == "miss")
-            return 0
-        run, join = file.runs.observe(start_block, end_block, now_s, self._new_id())
-        if file.runs.dropped:
+            return None
+        runs = file.runs
+        self._next_id += 1
+        run, join = runs.observe(start_block, end_block, now_s, self._next_id)
+        if runs.dropped:
             self._settle(file)
-        if file.runs.is_time_to_look:
-            for idle in file.runs.idle():
+        if runs.is_time_to_look:
+            for idle in runs.idle():
                 self._charge(file, idle)
         if (join is Join.NEW or join is Join.EARLIER) and not foretold:
             self._stride(now_s, file, start_block, end_block, run.downward_reads, late=late)
-        trusted = file.trust.earned and self._trusts[Reason.SEQUENTIAL].earned
+        trusted = file.trust.earned and self._sequential.earned
         if trusted and not foretold:
-            self._look_abreast(file, run, join, blocks, seen.task_id)
+            self._look_abreast(file, run, join, start_block, end_block, seen.task_id)
             if join is Join.NEW:
-                if file.runs.beginnings.blocks or file.runs.beginnings.wasted_blocks:
+                if runs.beginnings.blocks or runs.beginnings.wasted_blocks:
                     self._read_on(file, start_block, end_block)
-            elif file.runs.may_be_turns:
+            elif runs.may_be_turns:
                 self._take_turns(now_s, file, run, end_block - start_block)
         if run.window is None:
-            if not file.runs.is_stream(run, start_block, end_block, trusted=trusted and not foretold):
-                return 0
+            if run.reads == 1 and start_block:
+                return None  # one read alone is a stream at a file's beginning only
+            if not runs.is_stream(run, start_block, end_block, trusted=trusted and not foretold):
+                return None
             look_bytes = first_bytes(file) if start_block == 0 else 0
-            for continued in file.runs.promote(run, end_block - start_block, Window(now_s, look_bytes)):
+            for continued in runs.promote(run, end_block - start_block, Window(now_s, look_bytes)):
                 self._active.pop(continued.stream_id, None)  # or it would take a share for PREFETCH_ACTIVE_S more
             self._settle(file)
-        elif not trusted and not file.runs.is_believed(run, start_block, end_block):
-            return 0
+        elif not trusted and not runs.is_believed(run, start_block, end_block):
+            return None
         elif seen.result == "miss" and run.planned_block > run.next_block and join is Join.JOINED:
             run.planned_block = run.next_block  # what was planned here is gone, or never came
         if run.charged_blocks:
             self._refund(file, run, reason_of(run))
         quiet_block = self._widen(now_s, file, run, read_bytes if join is not Join.ECHO else 0, late=late)
-        return quiet_block if quiet_block > end_block and run.next_block == end_block else 0
+        if quiet_block <= end_block or run.next_block != end_block:
+            return None
+        until_bytes = quiet_block * BLOCK_BYTES
+        met_block = runs.until_another(run, quiet_block)
+        if met_block < quiet_block:  # the read that comes there makes one of the two
+            until_bytes = met_block * BLOCK_BYTES - 1
+        run.quiet = Quiet(seen, until_bytes)
+        return run.quiet
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What to fetch now, round the streams with room an extent at a time."""
@@ -167,12 +209,18 @@ class Guesses:
                 and run.evidence_blocks < start_blocks
                 and run.window.window_bytes < limits.PREFETCH_START_BYTES
             )
-            piece_blocks = EXTENT_BLOCKS
             if starting:
                 begun = run.evidence_blocks >= EXTENT_BLOCKS
-                piece_blocks = limits.PREFETCH_BEGUN_PIECE_BLOCKS if begun else limits.PREFETCH_START_PIECE_BLOCKS
-            extent_end_block = (first_block // EXTENT_BLOCKS + 1) * EXTENT_BLOCKS
-            stop_block = min(end_block, first_block + piece_blocks, extent_end_block)
+                cut_blocks = limits.PREFETCH_BEGUN_PIECE_BLOCKS if begun else limits.PREFETCH_START_PIECE_BLOCKS
+                stop_block = min(first_block + cut_blocks, (first_block // EXTENT_BLOCKS + 1) * EXTENT_BLOCKS)
+            else:
+                more_blocks = EXTENT_BLOCKS  # in turns, where others wait too
+                if not jobs:
+                    more_blocks = max(
+                        EXTENT_BLOCKS, min(piece_blocks(run.window.window_bytes), budget_bytes // BLOCK_BYTES)
+                    )
+                stop_block = (first_block + more_blocks) // EXTENT_BLOCKS * EXTENT_BLOCKS
+            stop_block = min(stop_block, end_block)
             if stop_block <= first_block:
                 continue
             if (stop_block - first_block) * BLOCK_BYTES > budget_bytes:
@@ -242,10 +290,12 @@ class Guesses:
             beginnings.guessed(guessed_block)
             self._scattered.append((file, None, BlockRange(end_block, guessed_block - end_block)))
 
-    def _look_abreast(self, file: KnownFile, run: Run, join: Join, blocks: BlockRange, task_id: int) -> None:
+    def _look_abreast(
+        self, file: KnownFile, run: Run, join: Join, start_block: int, end_block: int, task_id: int
+    ) -> None:
         abreast = file.runs.abreast
         if join is Join.NEW:
-            abreast.begun(blocks.first_block, blocks.end_block, task_id, file.block_count)
+            abreast.begun(start_block, end_block, task_id, file.block_count)
         elif join is Join.JOINED:
             most_blocks = self._windows_max_bytes // BLOCK_BYTES
             abreast.read_on(run.start_block, run.next_block, min(file.block_count, run.start_block + most_blocks))
@@ -287,16 +337,6 @@ class Guesses:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id
-
-    def _file_of(self, now_s: float, facts: FileFacts, *, late: bool, foretold: bool) -> KnownFile:
-        file = self._files.get(facts.version)
-        if file is None:
-            file = self._remember(facts)
-        else:
-            self._files.move_to_end(facts.version)
-        if file.chain is None and not foretold:
-            self._begin(now_s, file, late=late)
-        return file
 
     def _remember(self, facts: FileFacts) -> KnownFile:
         file = self._files[facts.version] = KnownFile(facts)
@@ -343,33 +383,53 @@ class Guesses:
         """Returns the block up to which further reads of the run would change nothing here."""
         window = run.window
         assert window is not None
-        self._touch(now_s, run)
-        share_bytes = self._windows_max_bytes // len(self._active)
+        active = self._active
+        if run.stream_id in active:
+            active.move_to_end(run.stream_id)
+        else:
+            active[run.stream_id] = run
+        if len(active) > 1:
+            self._forget_inactive(now_s)
+        cap_bytes = min(self._stream_max_bytes, self._windows_max_bytes // len(active))
         window.read(
             now_s,
             read_bytes,
             run.evidence_blocks * BLOCK_BYTES,
             late=late,
             latency_s=self._latency.latency_s,
-            cap_bytes=max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes)),
+            cap_bytes=max(limits.PREFETCH_WINDOW_MIN_BYTES, cap_bytes),
         )
-        end_block = window_end(file, run.next_block, window.window_bytes)
-        room_bytes = (end_block - max(run.planned_block, run.next_block)) * BLOCK_BYTES
         # Whole extents where the window has room for them; the last piece of a file always.
-        piece_bytes = min(EXTENT_BYTES, window.window_bytes // 4)
-        if run.next_block >= file.block_count:
-            self._active.pop(run.stream_id, None)  # done: it needs no share
+        window_bytes = window.window_bytes
+        piece_bytes = min(window_bytes // 4, piece_blocks(window_bytes) * BLOCK_BYTES)
+        next_block, planned_block = run.next_block, run.planned_block
+        end_block = window_end(file, next_block, window_bytes)
+        room_bytes = (end_block - (planned_block if planned_block > next_block else next_block)) * BLOCK_BYTES
+        if next_block >= file.block_count:
+            active.pop(run.stream_id, None)  # done: it needs no share
         if room_bytes >= piece_bytes or (room_bytes > 0 and end_block == file.block_count):
-            self._jobs.setdefault(run.stream_id, Job(file, run, Reason.SEQUENTIAL))
+            if run.stream_id not in self._jobs:
+                self._jobs[run.stream_id] = Job(file, run, Reason.SEQUENTIAL)
         elif end_block == file.block_count:
-            if room_bytes <= 0:
-                self._reached_end(now_s, file, run)
-        elif run.planned_block > run.next_block and run.stream_id not in self._jobs and not window.grows_unseen:
-            return self._quiet_block(file, run, window.window_bytes, piece_bytes)
-        return 0
+            self._reached_end(now_s, file, run)
+        if planned_block <= next_block or window.grows_unseen:
+            return 0
+        quiet_block = self._quiet_block(file, run, window_bytes, piece_bytes)
+        if window.rate_bytes_per_s:  # it is not to be forgotten for a slow reader's silence
+            most_bytes = max(EXTENT_BYTES, int(window.rate_bytes_per_s * _QUIET_MAX_S))
+            quiet_block = min(quiet_block, next_block + most_bytes // BLOCK_BYTES)
+        return quiet_block
 
     def _quiet_block(self, file: KnownFile, run: Run, window_bytes: int, piece_bytes: int) -> int:
-        """The last block that the run can come to without room for the next piece in its window."""
+        """The last block that the run can come to without room for the next piece in its window.
+
+        What it wants already is asked for as soon as the budget has room; in a large window it may come a piece further meanwhile.
+        So it may where all of the file is planned, and its end makes room for the file after it; but its last read is heard.
+        """
+        if run.stream_id in self._jobs or run.planned_block >= file.block_count:
+            if window_bytes < _QUIET_WAITING_BYTES:
+                return 0
+            return min(run.next_block + piece_bytes // BLOCK_BYTES, run.planned_block, file.block_count - 1)
         end_block = run.planned_block + -(-piece_bytes // BLOCK_BYTES)
         if window_bytes >= WHOLE_EXTENTS_FROM_BYTES:
             end_block = -(-end_block // EXTENT_BLOCKS) * EXTENT_BLOCKS
@@ -405,10 +465,9 @@ class Guesses:
                 jobs.append(Job(file, run, Reason.NEXT_FILE))
         return jobs
 
-    def _touch(self, now_s: float, run: Run) -> None:
+    def _forget_inactive(self, now_s: float) -> None:
+        """The longest unread no longer share the windows; there are two at least, and the last one was just read."""
         active = self._active
-        active[run.stream_id] = run
-        active.move_to_end(run.stream_id)
         idle_before_s = now_s - limits.PREFETCH_ACTIVE_S
         while True:
             oldest_id, oldest = next(iter(active.items()))
@@ -433,7 +492,7 @@ class Guesses:
         for run in file.runs.streams():
             self._charge(file, run)
         if file.whole is not None:
-            unread_blocks = file.whole.planned_block - file.trust.read_bytes // BLOCK_BYTES
+            unread_blocks = file.whole.planned_block - file.read.total // BLOCK_BYTES
             self._hold_against(file, file.whole, unread_blocks, file.whole_reason)
 
     def _charge(self, file: KnownFile, run: Run) -> None:

@@ -7,12 +7,13 @@ from typing import NamedTuple
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, count_blocks
 from spoke.prefetch.chains import Chain, FileFacts
-from spoke.prefetch.gate import Trust
+from spoke.prefetch.gate import ReadBytes, Trust
 from spoke.prefetch.scorecard import Reason
 from spoke.prefetch.streams import Run, RunTable
 from spoke.prefetch.strides import StrideTable
 
 WHOLE_EXTENTS_FROM_BYTES = EXTENT_BYTES * 3 // 2
+_WINDOW_PIECES, _PIECE_MAX_EXTENTS = 16, 8
 
 
 class KnownFile:
@@ -21,7 +22,7 @@ class KnownFile:
     ``whole``: the plan of one that is fetched as a whole. ``following``: beginnings of the files after it, anticipated.
     """
 
-    __slots__ = ("block_count", "chain", "facts", "following", "paused_until_s", "runs", "strides", "trust", "whole",
+    __slots__ = ("block_count", "chain", "facts", "following", "paused_until_s", "read", "runs", "strides", "trust", "whole",
                  "whole_reason")  # fmt: skip
 
     def __init__(self, facts: FileFacts) -> None:
@@ -29,7 +30,8 @@ class KnownFile:
         self.block_count = count_blocks(facts.size_bytes)
         self.runs = RunTable(self.block_count)
         self.strides = StrideTable(self.block_count)
-        self.trust = Trust()
+        self.read = ReadBytes()
+        self.trust = Trust(self.read)
         self.paused_until_s = 0.0
         self.chain: Chain | None = None
         self.whole: Run | None = None
@@ -51,6 +53,11 @@ def window_end(file: KnownFile, next_block: int, window_bytes: int) -> int:
     if end_block >= file.block_count:
         return file.block_count
     return end_block - end_block % EXTENT_BLOCKS if window_bytes >= WHOLE_EXTENTS_FROM_BYTES else end_block
+
+
+def piece_blocks(window_bytes: int) -> int:
+    """What is planned at a time in a window of this size, in whole extents: in a large one several, so that most READs plan nothing."""
+    return EXTENT_BLOCKS * max(1, min(_PIECE_MAX_EXTENTS, window_bytes // _WINDOW_PIECES // EXTENT_BYTES))
 
 
 def first_bytes(file: KnownFile) -> int:

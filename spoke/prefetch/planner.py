@@ -7,16 +7,17 @@ reader inside what is planned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common import limits
-from common.blocks import BLOCK_BYTES, BlockRange, count_blocks
+from common.blocks import BLOCK_BYTES, BlockRange
 from spoke.prefetch.chains import FileFacts, NextFile
 from spoke.prefetch.following import Following
 from spoke.prefetch.guesses import Guesses
 from spoke.prefetch.next_use import Use
 from spoke.prefetch.orders import Order
+from spoke.prefetch.quiet import Quiet, QuietReads
 from spoke.prefetch.recording import Recording
 from spoke.prefetch.scorecard import Ledger, Scorecard
 from spoke.prefetch.source import Fetch, ReadSeen
@@ -26,21 +27,6 @@ from spoke.prefetch.window import Latency
 __all__ = ["Fetch", "FileFacts", "Planner", "ReadSeen"]
 
 _QUIET_FROM_READS = 4  # fewer reads than this are not worth the bookkeeping of passing over them
-
-
-class _Quiet:
-    """A reader inside what its stream has planned: until it comes to ``until_bytes``, its reads change no plan.
-
-    They are gathered, and learnt from as one: ``last`` is the latest of them.
-    """
-
-    __slots__ = ("from_bytes", "last", "next_bytes", "reads", "until_bytes")
-
-    def __init__(self, seen: ReadSeen, until_bytes: int) -> None:
-        self.last = seen
-        self.from_bytes = self.next_bytes = seen.offset_bytes + seen.length_bytes
-        self.until_bytes = until_bytes
-        self.reads = 0
 
 
 def _no_next_file(_path: bytes) -> FileFacts | None:
@@ -66,6 +52,8 @@ class Planner:
         declared_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
     ) -> None:
         self._recorder = recorder
+        self.on_read: Callable[[FileFacts, int, int], None] | None = None
+        """Told of what is learnt from: (file, offset, length), READs that go on in one piece."""
         self._recording: Recording | None = None
         self.scorecard = Scorecard()
         self._ledger = Ledger(self.scorecard)
@@ -89,7 +77,7 @@ class Planner:
             recorder.on_drop = self._forget_recording
         self._handles: dict[int, FileFacts] = {}
         self._open_counts: dict[bytes, int] = {}
-        self._quiet: dict[bytes, _Quiet] = {}
+        self._quiet = QuietReads()
         self._latest_s = 0.0
 
     @property
@@ -188,6 +176,7 @@ class Planner:
             self._open_counts[facts.version] = left
             return
         del self._open_counts[facts.version]
+        self._quiet.take_all(facts.version)
         self._guesses.closed(facts.version)
 
     def link(self, rtt_s: float, rate_bytes_per_s: float) -> None:
@@ -207,6 +196,8 @@ class Planner:
 
     def evicted(self, version: bytes, blocks: BlockRange) -> None:
         """The cache let blocks go: what was guessed of them and not read is charged. Orders see for themselves what is used."""
+        if not self._ledger.has_unread(version, blocks):
+            return
         self._catch_up(self._latest_s, version)
         wasted = self._ledger.evicted(version, blocks)
         if wasted:
@@ -214,71 +205,93 @@ class Planner:
             self._following.evicted(version, wasted)
 
     def is_quiet(self, version: bytes, offset_bytes: int, length_bytes: int) -> bool:
-        """Take note of a read that was a hit, if it goes on where the last one ended and nothing is to be planned for it yet.
+        """Take note of a read that was a hit, if it goes on where a quiet reader is and nothing is to be planned for it yet.
 
-        False: it is for :meth:`read`. Most hits of a stream end here, at the cost of one look-up.
+        False: it is for :meth:`read`. Most hits of a stream end here, at the cost of two look-ups.
         """
-        quiet = self._quiet.get(version)
-        if quiet is None or quiet.next_bytes != offset_bytes or offset_bytes + length_bytes > quiet.until_bytes:
-            return False
-        quiet.next_bytes = offset_bytes + length_bytes
-        quiet.reads += 1
-        return True
+        return self._quiet.note(version, offset_bytes, length_bytes)
 
     def read(self, now_s: float, seen: ReadSeen) -> None:
         """Learn from a READ; what follows from it comes out of :meth:`plan`."""
-        quiet = self._quiet.get(seen.version)
-        if quiet is not None and quiet.reads and seen.result == "hit" and seen.offset_bytes == quiet.next_bytes:
-            del self._quiet[seen.version]
-            self.scorecard.hits += quiet.reads
-            end_bytes = seen.offset_bytes + seen.length_bytes
-            seen = seen._replace(offset_bytes=quiet.from_bytes, length_bytes=end_bytes - quiet.from_bytes)
-        else:
-            self._catch_up(now_s, seen.version)
+        quiets = self._quiet.of(seen.version)
+        if quiets:
+            offset_bytes = seen.offset_bytes
+            quiet = quiets.pop(offset_bytes, None)
+            if quiet is not None and quiet.reads:
+                if seen.result == "hit":
+                    self.scorecard.hits += quiet.reads
+                    seen = quiet.noted(offset_bytes + seen.length_bytes)
+                else:
+                    self._make_up(now_s, quiet, offset_bytes)
+                    quiets.pop(offset_bytes, None)  # he is heard now
+            # A reader that goes on as a stream is no news to the others; anything else may be.
+            if not quiets:
+                self._quiet.take_all(seen.version)
+            elif self._following.is_active or not self._guesses.is_stream_at(seen.version, seen.offset_bytes):
+                self._catch_up(now_s, seen.version)
         self._learn(now_s, seen)
 
+    def settle(self, now_s: float) -> None:
+        """Learn from all reads that were only noted."""
+        for version in self._quiet.versions():
+            self._catch_up(now_s, version)
+
     def _catch_up(self, now_s: float, version: bytes) -> None:
-        """Learn from the reads that were only noted."""
-        quiet = self._quiet.pop(version, None)
-        if quiet is not None and quiet.reads:
-            self.scorecard.hits += quiet.reads - 1
-            length_bytes = quiet.next_bytes - quiet.from_bytes
-            self._learn(
-                now_s, quiet.last._replace(offset_bytes=quiet.from_bytes, length_bytes=length_bytes, result="hit")
-            )
+        """Learn from the reads of a file that were only noted."""
+        quiets = self._quiet.take_all(version)
+        if quiets:
+            for next_bytes, quiet in quiets.items():
+                if quiet.reads:
+                    self._make_up(now_s, quiet, next_bytes)
+
+    def _make_up(self, now_s: float, quiet: Quiet, next_bytes: int) -> None:
+        self.scorecard.hits += quiet.reads - 1
+        self._learn(now_s, quiet.noted(next_bytes))
 
     def _learn(self, now_s: float, seen: ReadSeen) -> None:
-        late = seen.result != "hit"
-        self._score(seen)
-        facts = self._guesses.facts_of(seen.version) or self._handles.get(seen.handle_id)
-        if facts is None or facts.version != seen.version or seen.length_bytes <= 0:
+        handle_id, _, version, offset_bytes, length_bytes, result, _ = seen
+        score = self.scorecard
+        score.read_bytes += length_bytes
+        if result == "hit":
+            score.hits += 1
+        elif result == "late":
+            score.late += 1
+        else:
+            score.misses += 1
+        guesses, following = self._guesses, self._following
+        file = guesses.known(version)
+        facts = self._handles.get(handle_id) if file is None else file.facts
+        if facts is None or facts.version != version or length_bytes <= 0:
             return
-        start_block = seen.offset_bytes // BLOCK_BYTES
-        end_bytes = seen.offset_bytes + seen.length_bytes
-        end_block = min(-(-end_bytes // BLOCK_BYTES), count_blocks(facts.size_bytes))
+        end_bytes = offset_bytes + length_bytes
+        start_block = offset_bytes // BLOCK_BYTES
+        end_block = -(-min(end_bytes, facts.size_bytes) // BLOCK_BYTES)
         if start_block >= end_block:
             return
-        blocks = BlockRange(start_block, end_block - start_block)
-        self._ledger.read(now_s, seen.version, blocks, late=late)
+        if self.on_read is not None:
+            self.on_read(facts, offset_bytes, length_bytes)
+        self._ledger.read(now_s, version, BlockRange(start_block, end_block - start_block), late=result != "hit")
         foretold = False
+        may_know = following.may_know
         quiet_bytes = None
-        if self._following.may_know:
-            quiet_bytes = self._following.read(now_s, seen, other_streams=self._guesses.active_count)
+        if may_know:
+            quiet_bytes = following.read(now_s, seen, other_streams=guesses.active_count)
         if self._recorder is not None:
-            explained = quiet_bytes is not None and self._following.covers(seen.version)
-            self._recorder.read(now_s, facts, seen.offset_bytes, seen.length_bytes, explained=explained)
+            explained = quiet_bytes is not None and following.covers(version)
+            self._recorder.read(now_s, facts, offset_bytes, length_bytes, explained=explained)
             if self._recorder.recording is not self._recording:
                 self._recording = self._recorder.recording
-                self._following.watch(now_s, self._recording)
-        if self._following.may_know:
+                following.watch(now_s, self._recording)
+                may_know = True
+        if may_know:
             if quiet_bytes is not None:
-                if quiet_bytes - end_bytes >= _QUIET_FROM_READS * seen.length_bytes:
-                    self._quiet[seen.version] = _Quiet(seen, quiet_bytes)
+                if quiet_bytes - end_bytes >= _QUIET_FROM_READS * length_bytes:
+                    self._quiet.add(Quiet(seen, quiet_bytes))
                 return
-            foretold = self._following.covers(seen.version)
-        quiet_block = self._guesses.read(now_s, seen, facts, blocks, foretold=foretold)
-        if quiet_block:
-            self._quiet[seen.version] = _Quiet(seen, quiet_block * BLOCK_BYTES)
+            foretold = following.covers(version)
+        quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=foretold)
+        if quiet is not None:
+            self._quiet.add(quiet)
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What to fetch now, at most ``budget_bytes`` in all. While both sources want some, each gets half."""
@@ -310,16 +323,6 @@ class Planner:
 
     def _forget_recording(self, recording: Recording) -> None:
         self._following.drop(recording.name)
-
-    def _score(self, seen: ReadSeen) -> None:
-        score = self.scorecard
-        score.read_bytes += seen.length_bytes
-        if seen.result == "hit":
-            score.hits += 1
-        elif seen.result == "late":
-            score.late += 1
-        else:
-            score.misses += 1
 
 
 def _bytes_of(fetches: list[Fetch]) -> int:

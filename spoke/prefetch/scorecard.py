@@ -28,6 +28,8 @@ class Reason(Enum):
     REPORTED = "reported"
     """Learned by another spoke, which told of it through the hub."""
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and each READ looks some up
+
 
 @dataclass(slots=True)
 class ReasonScore:
@@ -63,8 +65,8 @@ class Scorecard:
 class _Extent:
     __slots__ = ("arrived_s", "awaited", "outstanding", "planned_s", "reason", "unread")
 
-    def __init__(self, reason: Reason, now_s: float) -> None:
-        self.outstanding = 0
+    def __init__(self, reason: Reason, outstanding: int, now_s: float) -> None:
+        self.outstanding = outstanding
         self.awaited = 0  # outstanding, and somebody reads it already
         self.unread = 0
         self.reason = reason
@@ -84,40 +86,56 @@ class Ledger:
 
     def plan(self, now_s: float, version: bytes, blocks: BlockRange, reason: Reason) -> list[BlockRange]:
         """The parts of ``blocks`` that are not on their way yet, now marked as such."""
-        fresh: list[BlockRange] = []
+        extents = self._extents
+        fresh: list[tuple[int, int]] = []
+        new_blocks = 0
         for index, mask in _masks(blocks):
             key = (version, index)
-            extent = self._extents.get(key)
+            extent = extents.get(key)
             if extent is None:
-                extent = self._extents[key] = _Extent(reason, now_s)
-                if len(self._extents) > limits.PREFETCH_LEDGER_MAX_EXTENTS:
-                    self._extents.popitem(last=False)
-            new = mask & ~extent.outstanding
-            if new:
+                new = mask
+                extents[key] = _Extent(reason, new, now_s)
+                if len(extents) > limits.PREFETCH_LEDGER_MAX_EXTENTS:
+                    extents.popitem(last=False)
+            else:
+                new = mask & ~extent.outstanding
+                if not new:
+                    continue
                 extent.outstanding |= new
                 extent.unread &= ~new  # asked for again: it must have been evicted
                 extent.reason = reason
                 extent.planned_s = now_s
-                self._score.reasons[reason].planned_bytes += new.bit_count() * BLOCK_BYTES
-                _append_ranges(fresh, index, new)
-        return fresh
+            new_blocks += new.bit_count()
+            fresh.append((index, new))
+        if not new_blocks:
+            return []
+        self._score.reasons[reason].planned_bytes += new_blocks * BLOCK_BYTES
+        return [blocks] if new_blocks == blocks[1] else _ranges(fresh)
 
     def arrived(self, now_s: float, version: bytes, blocks: BlockRange) -> float | None:
         """Blocks came; seconds since they were planned, or None if they were not."""
         took_s: float | None = None
         for index, mask in _masks(blocks):
             extent = self._extents.get((version, index))
-            if extent is not None and (came := mask & extent.outstanding):
-                score = self._score.reasons[extent.reason]
-                score.arrived_bytes += came.bit_count() * BLOCK_BYTES
-                score.used_bytes += (came & extent.awaited).bit_count() * BLOCK_BYTES
-                extent.outstanding &= ~came
-                extent.unread |= came & ~extent.awaited
+            if extent is None:
+                continue
+            outstanding = extent.outstanding
+            came = mask & outstanding
+            if not came:
+                continue
+            score = self._score.reasons[extent.reason]
+            score.arrived_bytes += came.bit_count() * BLOCK_BYTES
+            extent.outstanding = outstanding & ~came
+            if extent.awaited:
+                awaited = came & extent.awaited
+                score.used_bytes += awaited.bit_count() * BLOCK_BYTES
                 extent.awaited &= ~came
-                extent.arrived_s = now_s
-                took_s = now_s - extent.planned_s
-                if not extent.unread and not extent.outstanding:
-                    del self._extents[(version, index)]
+                came &= ~awaited
+            extent.unread |= came
+            extent.arrived_s = now_s
+            took_s = now_s - extent.planned_s
+            if not extent.unread and not extent.outstanding:
+                del self._extents[(version, index)]
         return took_s
 
     def failed(self, version: bytes, blocks: BlockRange) -> None:
@@ -132,29 +150,45 @@ class Ledger:
                 unread += (mask & extent.unread).bit_count()
         return unread * BLOCK_BYTES
 
+    def has_unread(self, version: bytes, blocks: BlockRange) -> bool:
+        """Some of these blocks may have come and not been read."""
+        first_block, block_count = blocks
+        index = first_block // EXTENT_BLOCKS
+        if first_block % EXTENT_BLOCKS + block_count > EXTENT_BLOCKS:
+            return True  # several extents: not worth a look
+        extent = self._extents.get((version, index))
+        return extent is not None and extent.unread != 0
+
     def evicted(self, version: bytes, blocks: BlockRange) -> dict[Reason, int]:
         """The cache let blocks go; those that nobody had read were wasted: returns their bytes, by what they were fetched for."""
         return self._clear(version, blocks, count_waste=True)
 
     def read(self, now_s: float, version: bytes, blocks: BlockRange, *, late: bool) -> None:
         """Blocks were read. ``late``: the reader waits for some; otherwise what still counts as outstanding was there all along."""
+        extents = self._extents
         for index, mask in _masks(blocks):
-            extent = self._extents.get((version, index))
+            extent = extents.get((version, index))
             if extent is None:
                 continue
-            if used := mask & extent.unread:
-                extent.unread &= ~used
+            unread = extent.unread
+            used = mask & unread
+            if used:
+                extent.unread = unread = unread & ~used
                 score = self._score.reasons[extent.reason]
                 score.used_bytes += used.bit_count() * BLOCK_BYTES
                 score.lead_s_total += now_s - extent.arrived_s
                 score.leads += 1
-            if waited := mask & extent.outstanding:
+            outstanding = extent.outstanding
+            if outstanding:
+                waited = mask & outstanding
+                if not waited:
+                    continue
                 if late:
                     extent.awaited |= waited
-                else:
-                    extent.outstanding &= ~waited
-            if not extent.unread and not extent.outstanding:
-                del self._extents[(version, index)]
+                    continue
+                extent.outstanding = outstanding = outstanding & ~waited
+            if not unread and not outstanding:
+                del extents[(version, index)]
 
     def _clear(self, version: bytes, blocks: BlockRange, *, count_waste: bool) -> dict[Reason, int]:
         """Returns the bytes that were wasted."""
@@ -193,15 +227,19 @@ def _masks_of_many(first_block: int, end_block: int) -> Iterator[tuple[int, int]
         first_block += count
 
 
-def _append_ranges(ranges: list[BlockRange], index: int, mask: int) -> None:
-    """Add the runs of set bits of one extent, joined to the last range where they touch."""
-    base_block = index * EXTENT_BLOCKS
-    while mask:
-        bit = (mask & -mask).bit_length() - 1
-        count = (~(mask >> bit) & -~(mask >> bit)).bit_length() - 1
-        mask &= ~(((1 << count) - 1) << bit)
-        first_block = base_block + bit
-        if ranges and ranges[-1].end_block == first_block:
-            ranges[-1] = BlockRange(ranges[-1].first_block, ranges[-1].block_count + count)
-        else:
-            ranges.append(BlockRange(first_block, count))
+def _ranges(parts: Iterable[tuple[int, int]]) -> list[BlockRange]:
+    """The runs of set bits of extents, (index, bits) in order, joined where they touch."""
+    ranges: list[BlockRange] = []
+    for index, mask in parts:
+        base_block = index * EXTENT_BLOCKS
+        left = mask
+        while left:
+            bit = (left & -left).bit_length() - 1
+            count = (~(left >> bit) & -~(left >> bit)).bit_length() - 1
+            left &= ~(((1 << count) - 1) << bit)
+            first_block = base_block + bit
+            if ranges and ranges[-1].end_block == first_block:
+                ranges[-1] = BlockRange(ranges[-1].first_block, ranges[-1].block_count + count)
+            else:
+                ranges.append(BlockRange(first_block, count))
+    return ranges

@@ -14,6 +14,7 @@ from enum import Enum
 from common import limits
 from common.blocks import BlockRange
 from spoke.prefetch.abreast import Abreast
+from spoke.prefetch.quiet import Quiet
 from spoke.prefetch.turns import Beginnings, Turns
 from spoke.prefetch.window import Window
 
@@ -59,7 +60,8 @@ class Run:
     Once ``window`` is there it is a stream, planned up to ``planned_block``. ``evidence_blocks``: what it has read in a
     row. ``charged_blocks``: what was written off as wasted when the file was closed. ``downward_reads``: its last so many reads each
     came before the one before. ``streak``: of its reads so many came at its end and soon one after another. ``after_id``: the run that
-    was visited after it. ``on_faith``: a stream because its turn comes, and not read since.
+    was visited after it. ``on_faith``: a stream because its turn comes, and not read since. ``quiet``: its reader, while his reads are
+    only noted.
     """
 
     __slots__ = (
@@ -72,6 +74,7 @@ class Run:
         "next_block",
         "on_faith",
         "planned_block",
+        "quiet",
         "reads",
         "start_block",
         "streak",
@@ -93,6 +96,7 @@ class Run:
         self.streak = 1
         self.after_id = 0
         self.on_faith = False
+        self.quiet: Quiet | None = None
         self.window: Window | None = None
 
     @property
@@ -130,6 +134,21 @@ class RunTable:
         """The longest unread first."""
         return list(self._streams.values())
 
+    def is_stream_at(self, block: int) -> bool:
+        """A stream is read here next."""
+        run = self._by_next.get(block) or self._by_next.get(block + 1)
+        return run is not None and run.window is not None
+
+    def until_another(self, run: Run, end_block: int) -> int:
+        """The first place before ``end_block`` where another run begins, which ``run`` will come to; or ``end_block``."""
+        next_block = run.next_block
+        for starts in (self._stream_by_start, self._by_start):
+            if len(starts) > 1 or starts is self._by_start:
+                for start_block in starts:
+                    if next_block <= start_block < end_block:
+                        end_block = start_block
+        return end_block
+
     @property
     def is_time_to_look(self) -> bool:
         """Every so many reads: streams may have gone idle."""
@@ -141,7 +160,7 @@ class RunTable:
         for run in self._streams.values():
             if self._reads - run.last_read <= self._soon_reads:
                 break  # the longest unread come first
-            if run.ahead_blocks > run.charged_blocks:
+            if run.ahead_blocks > run.charged_blocks and (run.quiet is None or not run.quiet.reads):
                 found.append(run)
         return [run for run in found if not self.abreast.is_filled(run.next_block)]
 
@@ -153,43 +172,54 @@ class RunTable:
     def observe(self, start_block: int, end_block: int, now_s: float, new_id: int) -> tuple[Run, Join]:
         """The run that a read of blocks ``start_block`` to ``end_block`` (not empty) belongs to; ``new_id`` if it begins one."""
         self._reads += 1
-        by_next = self._by_next
+        by_next, by_start = self._by_next, self._by_start
         run = by_next.get(start_block)
         if run is None and end_block > start_block + 1:
             run = by_next.get(start_block + 1)
         if run is not None:
             self._extend(run, end_block, now_s)
-            run = self._merge_at_end(run)
-            self._turns.visited(run)
-            return run, self._joined()
+            if end_block in by_next or end_block in by_start or end_block in self._stream_by_start:
+                run = self._merge_at_end(run)
+            else:
+                by_next[end_block] = run
+            if self._turns.last is not run:
+                self._turns.visited(run)
+            self._join_share += (1.0 - self._join_share) / _HISTORY_READS
+            return run, Join.JOINED
         echoed = by_next.get(end_block)
         if echoed is not None:
             echoed.last_read_s = now_s
             echoed.last_read = self._reads
             return echoed, Join.ECHO
-        later = self._by_start.pop(end_block, None)
+        later = by_start.pop(end_block, None)
         if later is not None:  # the earlier read came second
             later.evidence_blocks += end_block - start_block
             later.start_block = start_block
             later.reads += 1
             later.downward_reads += 1
             later.last_read_s = now_s
-            self._by_start[start_block] = later
+            by_start[start_block] = later
             self._candidates.move_to_end(later.stream_id)
             self._turns.visited(later)
-            self._joined()
+            self._join_share += (1.0 - self._join_share) / _HISTORY_READS
             return later, Join.EARLIER
         run = Run(new_id, start_block, end_block, now_s)
         run.last_read = self._reads
         self.beginnings.begun(run, self._turns.last)
         self._turns.begun(run)
         self._join_share -= self._join_share / _HISTORY_READS
-        self._forget_candidate(self._by_start.get(start_block))
-        self._candidates[new_id] = run
+        candidates = self._candidates
+        if start_block in by_start:
+            self._forget_candidate(by_start[start_block])
+        candidates[new_id] = run
         by_next[end_block] = run
-        self._by_start[start_block] = run
-        if len(self._candidates) > limits.PREFETCH_CANDIDATES_PER_FILE:
-            self._forget_candidate(next(iter(self._candidates.values())))
+        by_start[start_block] = run
+        if len(candidates) > limits.PREFETCH_CANDIDATES_PER_FILE:
+            _, oldest = candidates.popitem(last=False)
+            if by_start.get(oldest.start_block) is oldest:
+                del by_start[oldest.start_block]
+            if by_next.get(oldest.next_block) is oldest:
+                del by_next[oldest.next_block]
         return run, Join.NEW
 
     def is_stream(self, run: Run, start_block: int, end_block: int, *, trusted: bool) -> bool:
@@ -310,23 +340,21 @@ class RunTable:
 
     # --- bookkeeping -------------------------------------------------------------------------------------
 
-    def _joined(self) -> Join:
-        self._join_share += (1.0 - self._join_share) / _HISTORY_READS
-        return Join.JOINED
-
     def _extend(self, run: Run, end_block: int, now_s: float) -> None:
         del self._by_next[run.next_block]
-        if run.window is not None and self._is_idle(run):
+        if run.window is not None and self._reads - run.last_read > _IDLE_READS and self._is_idle(run):
             run.evidence_blocks = 0
-        self._away_reads = self._reads - run.last_read
-        soon = self._away_reads <= self._soon_reads
+        reads = self._reads
+        self._away_reads = away_reads = reads - run.last_read
+        soon = away_reads <= _SOON_READS or away_reads <= self._soon_reads
         run.streak = run.streak + 1 if soon else 1
-        run.last_read = self._reads
+        run.last_read = reads
         run.evidence_blocks += end_block - run.next_block
         run.next_block = end_block
         run.reads += 1
         run.downward_reads = 1
         run.last_read_s = now_s
+        run.quiet = None
         (self._candidates if run.window is None else self._streams).move_to_end(run.stream_id)
 
     def _merge_at_end(self, run: Run) -> Run:

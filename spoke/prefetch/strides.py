@@ -100,11 +100,17 @@ class StrideTable:
             return self._begin(start_block, -read_blocks, read_blocks, downward_reads, now_s)
         if self._strides and self._is_echo(start_block):
             return None
-        found = self._progression(start_block, read_blocks)
-        self._recent[start_block] = read_blocks
-        self._recent.move_to_end(start_block)
-        if len(self._recent) > _RECENT_READS:
-            self._recent.popitem(last=False)
+        recent = self._recent
+        found = None
+        # Every read that continues no run comes by here, and hardly one has two before it at equal distances.
+        for before in recent:
+            if 2 * before - start_block in recent and before != start_block:
+                found = self._progression(start_block, read_blocks)
+                break
+        recent[start_block] = read_blocks
+        recent.move_to_end(start_block)
+        if len(recent) > _RECENT_READS:
+            recent.popitem(last=False)
         if found is not None:
             return self._begin(start_block, found[0], read_blocks, found[1], now_s)
         if self._equal_steps != _PARTS - 1 or not self._are_parts(start_block, step_blocks, read_blocks):
@@ -166,7 +172,6 @@ class StrideTable:
         """(step, reads) of the longest progression that ends in this read, if no chance."""
         recent = self._recent
         best_reads, best_step = 2, 0
-        # Every read that continues no run comes by here, and hardly one has two before it at equal distances.
         for before in [before for before in recent if 2 * before - start_block in recent]:
             if recent[before] == read_blocks and before != start_block:
                 step = start_block - before
@@ -199,12 +204,16 @@ class StrideTable:
         return stride
 
     def _advance(self, stride: Stride, start_block: int) -> None:
-        steps = (start_block - stride.at_block) // stride.step_blocks
-        self._unexpect(stride)
+        step_blocks, by_next = stride.step_blocks, self._by_next
+        steps = (start_block - stride.at_block) // step_blocks
+        for place in range(stride.at_block + step_blocks, start_block + step_blocks, step_blocks):
+            if by_next.get(place) is stride:
+                del by_next[place]
         stride.at_block = start_block
         stride.reads += 1
         stride.planned = max(0, stride.planned - steps)
-        self._expect(stride)
+        for number in range(_STEPS_SKIPPED - steps + 1, _STEPS_SKIPPED + 1):
+            by_next.setdefault(start_block + number * step_blocks, stride)
         self._strides.move_to_end(stride.stride_id)
 
     def _is_echo(self, start_block: int) -> bool:

@@ -411,3 +411,93 @@ def test_reads_that_are_only_noted_delay_no_plan_and_spoil_no_account(size_bytes
     for name in ("hits", "late", "misses", "read_bytes"):
         assert getattr(sparing.planner.scorecard, name) == getattr(attentive.planner.scorecard, name)
     assert sparing.planner.scorecard.used_bytes == attentive.planner.scorecard.used_bytes
+
+
+@pytest.mark.parametrize("lanes", [2, 16])
+def test_each_reader_of_a_file_is_passed_over_and_no_account_is_spoilt(lanes: int) -> None:
+    """Readers in turn, each in his part of one file: what is noted for each of them is made up for, to the byte."""
+    attentive, sparing = Bench(facts(1, lanes * 48 * MIB)), Bench(facts(1, lanes * 48 * MIB))
+    version, noted, told = attentive.files[0].version, 0, bytearray(lanes * 48 * MIB // READ)
+
+    def note(_file: FileFacts, offset_bytes: int, length_bytes: int) -> None:
+        first, end = offset_bytes // READ, (offset_bytes + length_bytes) // READ
+        told[first:end] = bytes([1]) * (end - first)
+
+    sparing.planner.on_read = note
+    for number in range(24 * MIB // READ):
+        result: Result = "late" if number < 12 else "hit"
+        for lane in range(lanes):
+            offset_bytes = lane * 48 * MIB + number * READ
+            attentive.arrive(attentive.read(offset_bytes, READ, result))
+            if result == "hit" and sparing.planner.is_quiet(version, offset_bytes, READ):
+                noted += 1
+                sparing.now_s += 0.001
+                continue
+            sparing.arrive(sparing.read(offset_bytes, READ, result))
+    reads = lanes * 24 * MIB // READ
+    assert noted > reads // 2, "most reads are only noted"
+    sparing.planner.settle(sparing.now_s)
+    assert told.count(1) == reads, "who is told of what was read misses nothing"
+    for name in ("hits", "late", "misses", "read_bytes"):
+        assert getattr(sparing.planner.scorecard, name) == getattr(attentive.planner.scorecard, name)
+    assert sparing.planner.scorecard.used_bytes == pytest.approx(attentive.planner.scorecard.used_bytes, rel=0.01)
+    assert sparing.planner.scorecard.wasted_bytes == attentive.planner.scorecard.wasted_bytes == 0
+
+
+def test_who_comes_to_where_another_began_is_heard_there() -> None:
+    """A quiet reader runs into the place of another, who is ahead: from then on they are one stream, planned once."""
+    bench = Bench(facts(1, 512 * MIB))
+    version, planned_blocks = bench.files[0].version, 0
+    second = 6 * MIB
+    places = {0: 0, 1: second}
+    for number in range(2 * second // READ):
+        for lane in (0, 1):
+            if lane == 0 and places[0] >= second:
+                continue  # where the first comes to, the second was
+            offset_bytes, result = places[lane], "late" if number < 8 else "hit"
+            places[lane] += READ
+            if result == "hit" and bench.planner.is_quiet(version, offset_bytes, READ):
+                continue
+            fetches = bench.read(offset_bytes, READ, result)  # type: ignore[arg-type]
+            bench.arrive(fetches)
+            planned_blocks += sum(fetch.blocks.block_count for fetch in fetches)
+    assert bench.planner.active_streams == 1
+    assert planned_blocks * BLOCK_BYTES < 512 * MIB
+
+
+def test_extents_that_were_read_go_and_their_reader_stays_quiet() -> None:
+    """A sweep through more than the cache: each extent behind the reader is evicted, and that is no news."""
+    noted: dict[bool, int] = {}
+    for evicts in (False, True):
+        bench, noted[evicts] = Bench(facts(1, 1 << 30)), 0
+        version = bench.files[0].version
+        for number in range(64 * MIB // READ):
+            behind = number * READ - 8 * MIB
+            if evicts and behind >= 0:
+                bench.planner.evicted(version, BlockRange(behind // BLOCK_BYTES, READ // BLOCK_BYTES))
+            if number >= 12 and bench.planner.is_quiet(version, number * READ, READ):
+                noted[evicts] += 1
+            else:
+                bench.arrive(bench.read(number * READ, READ, "late" if number < 12 else "hit"))
+        assert bench.planner.scorecard.wasted_bytes == 0
+    assert noted[True] == noted[False] > 64 * MIB // READ // 2
+
+
+def test_a_large_window_is_planned_several_extents_at_a_time() -> None:
+    bench, planned_at, offset_bytes = Bench(facts(1, 4 << 30)), [], 0
+    bench.planner.link(0.1, 1e9)
+    while offset_bytes < 1 << 30:
+        bench.now_s += READ / 1e9 - 0.001  # at 1 GB/s
+        fetches = []
+        late = offset_bytes < 64 * MIB
+        if late or not bench.planner.is_quiet(bench.files[0].version, offset_bytes, READ):
+            fetches = bench.read(offset_bytes, READ, "late" if late else "hit")
+            bench.arrive(fetches)
+        else:
+            bench.now_s += 0.001
+        if fetches and offset_bytes > 512 * MIB:
+            planned_at.append(offset_bytes)
+            assert all(fetch.blocks.first_block * BLOCK_BYTES % EXTENT_BYTES == 0 for fetch in fetches)
+        offset_bytes += READ
+    steps = [later - earlier for earlier, later in pairwise(planned_at)]
+    assert 4 * MIB <= sorted(steps)[len(steps) // 2] <= 9 * MIB

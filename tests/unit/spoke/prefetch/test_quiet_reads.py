@@ -1,0 +1,40 @@
+"""Quiet readers: which READs are only noted."""
+
+from __future__ import annotations
+
+from spoke.prefetch.quiet import Quiet, QuietReads
+from spoke.prefetch.source import ReadSeen
+
+A, B = b"a" * 16, b"b" * 16
+
+
+def seen(version: bytes, offset_bytes: int, length_bytes: int) -> ReadSeen:
+    return ReadSeen(1, 1, version, offset_bytes, length_bytes, "hit")
+
+
+def test_reads_that_go_on_are_noted_up_to_the_end_and_no_others() -> None:
+    quiets, quiet = QuietReads(), Quiet(seen(A, 0, 100), 350)
+    quiets.add(quiet)
+    assert not quiets.note(B, 100, 100)
+    assert not quiets.note(A, 200, 100)
+    assert quiets.note(A, 100, 100)
+    assert not quiets.note(A, 100, 100), "that is behind him now"
+    assert quiets.note(A, 200, 150)
+    assert not quiets.note(A, 350, 1)
+    assert quiet.reads == 2
+    assert quiets.of(A) == {350: quiet}
+    assert quiet.noted(350) == seen(A, 100, 250)
+
+
+def test_two_who_would_come_to_one_place_are_both_heard() -> None:
+    quiets = QuietReads()
+    for start_bytes in (0, 100):
+        quiets.add(Quiet(seen(A, start_bytes, 100), 1000))
+    assert not quiets.note(A, 100, 100), "there the other one is"
+    assert quiets.note(A, 200, 100)
+    assert quiets.note(A, 100, 100)
+    taken = quiets.take_all(A)
+    assert taken is not None
+    assert sorted(taken) == [200, 300]
+    assert not quiets.note(A, 200, 100)
+    assert quiets.versions() == []
