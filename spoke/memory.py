@@ -103,7 +103,7 @@ class MemoryBudget:
     @property
     def kept_buffers(self) -> int:
         """Extent buffers kept for the next use."""
-        return self._at_most(limits.EXTENT_BUFFERS_KEPT * MIB, 8) // MIB
+        return self._at_most(limits.EXTENT_BUFFERS_KEPT * MIB, 4) // MIB
 
     @property
     def heap_kept_bytes(self) -> int:

@@ -234,7 +234,7 @@ class Reads:
         length_bytes: int,
         missing: Sequence[BlockRange],
         task_id: int,
-    ) -> bytearray:
+    ) -> bytearray | memoryview:
         wait = _Wait(self, handle, task_id, offset_bytes, length_bytes)
         timeout_s = self._time_for(handle, blocks, wait.began_s)
         deadline_s = wait.began_s + timeout_s if timeout_s else None
@@ -270,6 +270,7 @@ class Reads:
             if inside_bytes:
                 self.admission.leave(inside_bytes)
             wait.end()
+        assert want.buffer is not None, "what has arrived whole was filled in"
         return want.buffer
 
     def _time_for(self, handle: Handle, blocks: BlockRange, now_s: float) -> float:

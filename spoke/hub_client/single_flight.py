@@ -34,19 +34,20 @@ class Landed:
 class Want:
     """The bytes one reader needs, filled piece by piece from the cache and from flights.
 
-    ``buffer`` holds ``length_bytes`` from ``offset_bytes`` on (0: only the arrival matters). ``missing`` is what is still
-    to come; until ``release_hold`` is called more may be added, however much has landed. ``done`` is called once, with
-    None or what went wrong.
+    ``buffer`` holds ``length_bytes`` from ``offset_bytes`` on (0: only the arrival matters; None before anything came); where one piece
+    has all of them it is that piece's memory, without a copy. ``missing`` is what is still to come; until ``release_hold`` is called
+    more may be added, however much has landed. ``done`` is called once, with None or what went wrong.
     """
 
-    __slots__ = ("_held", "blocks", "buffer", "done", "flights", "missing", "offset_bytes")
+    __slots__ = ("_held", "blocks", "buffer", "done", "flights", "length_bytes", "missing", "offset_bytes")
 
     def __init__(
         self, blocks: BlockRange, offset_bytes: int, length_bytes: int, done: Callable[[HeadraceError | None], None]
     ) -> None:
         self.blocks = blocks
         self.offset_bytes = offset_bytes
-        self.buffer = bytearray(length_bytes)
+        self.length_bytes = length_bytes
+        self.buffer: bytearray | memoryview | None = None
         self.done = done
         self.missing: list[BlockRange] = []
         self.flights: dict[Flight, None] = {}  # in the order in which it joined them
@@ -57,11 +58,17 @@ class Want:
         self.missing.extend(missing)
 
     def fill(self, first_block: int, data: bytes | bytearray | memoryview) -> None:
-        """Copy what overlaps; ``data`` starts at ``first_block``."""
+        """Take what overlaps; ``data`` starts at ``first_block``, and nobody changes it any more."""
+        if isinstance(self.buffer, memoryview):
+            return  # one piece had all of it
         start_bytes = first_block * BLOCK_BYTES
         from_bytes = max(start_bytes, self.offset_bytes)
-        to_bytes = min(start_bytes + len(data), self.offset_bytes + len(self.buffer))
-        if from_bytes < to_bytes:
+        to_bytes = min(start_bytes + len(data), self.offset_bytes + self.length_bytes)
+        if to_bytes - from_bytes == self.length_bytes:
+            self.buffer = memoryview(data)[from_bytes - start_bytes : to_bytes - start_bytes]
+        elif from_bytes < to_bytes:
+            if self.buffer is None:
+                self.buffer = bytearray(self.length_bytes)
             self.buffer[from_bytes - self.offset_bytes : to_bytes - self.offset_bytes] = memoryview(data)[
                 from_bytes - start_bytes : to_bytes - start_bytes
             ]

@@ -72,13 +72,14 @@ class Observer:
     def corrupt_on_wire(self, version: bytes, block: int) -> None: ...
 
 
-async def read(fetcher: Fetcher, extent: int) -> bytearray:
+async def read(fetcher: Fetcher, extent: int) -> bytearray | memoryview:
     arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     blocks = BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS)
     want = Want(blocks, blocks.first_block * BLOCK_BYTES, EXTENT_BYTES, lambda error: settle(arrival, error))
     fetcher.demand(VERSION, SIZE_BYTES, want, [blocks])
     want.release_hold()
     await asyncio.wait_for(arrival, 10)
+    assert want.buffer is not None
     return want.buffer
 
 

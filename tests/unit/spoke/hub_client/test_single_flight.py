@@ -75,6 +75,22 @@ def test_a_want_is_filled_byte_for_byte_in_any_order_of_arrival(offset_bytes: in
     assert bytes(want.buffer) == bytes_of(offset_bytes, length_bytes)
 
 
+def test_what_one_piece_has_whole_is_not_copied_and_stays_as_it_came() -> None:
+    ends = Ends()
+    want = Want(BlockRange(1, 2), BLOCK_BYTES + 10, BLOCK_BYTES, ends)
+    want.expect([BlockRange(1, 2)])
+    piece = Landed(BlockRange(0, 4), bytearray(bytes_of(0, 4 * BLOCK_BYTES)), b"")
+    want.landed(piece)
+    want.fill(1, bytes(BLOCK_BYTES))  # more of the same blocks, as after a second try
+    want.release_hold()
+    assert ends.calls == [None]
+    assert want.buffer is not None
+    assert bytes(want.buffer) == bytes_of(BLOCK_BYTES + 10, BLOCK_BYTES)
+    assert piece.data == bytes_of(0, 4 * BLOCK_BYTES)
+    piece.data[BLOCK_BYTES + 10] ^= 1
+    assert want.buffer[0] == piece.data[BLOCK_BYTES + 10], "the same memory"
+
+
 def test_who_joins_late_gets_what_has_landed() -> None:
     flight = Flight(VERSION, 10**7, BlockRange(0, 4), prefetched=True)
     flight.landed.append(landed(0, 2))
