@@ -99,7 +99,8 @@ class Planned(_Base):
     """The spoke's planner, driven as ``spoke.ahead`` drives it. ``orders``: it is told what the processes of a phase will read, as the
     first of them reads.
 
-    ``recorder``: learns the order from it. ``timed``: note how long it thinks about each READ (its share of ``pump`` included) and about each arrival.
+    ``recorder``: is told of each READ, and learns the order from it.
+    ``timed``: note how long it thinks about each READ (its share of ``pump`` included) and about each arrival.
     """
 
     def __init__(

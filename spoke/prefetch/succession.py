@@ -1,9 +1,9 @@
 """Writes down in which order places are read for the first time, and finds where that order begins anew: an epoch. Pure.
 
 A step is a READ as it came (a random page fault is one of 128 KiB); READs that go on where one of the last ones ended make
-it longer, up to an extent, while little else is read between them: a sweep by one reader costs one step a MiB. A place in a few hundred is taken for one read before
-(recording.PlaceFilter), and left out. An epoch is over when its beginning is read
-again, in its order, or when little else than what was read before is read for long (another shuffle of the same places).
+it longer, up to an extent, while little else is read between them: a sweep by one reader costs one step a MiB. A place in a few
+hundred is taken for one read before (recording.PlaceFilter), and left out. An epoch is over when its beginning is read again, in its
+order, or when little else than what was read before is read for long (another shuffle of the same places).
 What a job reads twice meanwhile (an index, a validation set) is too little for either.
 """
 

@@ -10,12 +10,12 @@ import pytest
 from order_support import growing
 from sim.link_sim import LinkSim, Reader
 
-from common.blocks import BLOCK_BYTES
 from bench.replay.evictors import Ours
 from bench.replay.lanes import equal_parts
 from bench.replay.predictors import Planned
 from bench.replay.simulator import Outcome, Simulation, World
 from bench.replay.trace import Process, Trace, TraceFile
+from common.blocks import BLOCK_BYTES
 from spoke.orders.mapped import open_order
 from spoke.orders.writer import OrderWriter
 from spoke.prefetch.orders import Order, Reason, Step
@@ -85,9 +85,9 @@ def test_whatever_the_parts_each_costs_its_beginning_and_little_else(seed: int) 
     assert waited_rtts(uneven(count, 96 * MIB, seed)) <= count + 10
 
 
-# Followed along the order that a first reader left, the same took four times as long as by guesses, on a mount: a step was a MiB of a stream,
-# of which one READ was taken for the whole; the rest was a miss, each, until the place was found a second time and all that was ahead of the first
-# was written off. The order was distrusted then, and went on to explain READs, so that nobody guessed.
+# Followed along the order that a first reader left, the same took four times as long as by guesses, on a mount: a step was a MiB of a
+# stream, of which one READ was taken for the whole; the rest was a miss, each, until the place was found a second time and all that was
+# ahead of the first was written off. The order was distrusted then, and went on to explain READs, so that nobody guessed.
 
 
 def as_file(recording: Recording, folder: Path) -> Order:
