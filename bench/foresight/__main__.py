@@ -234,6 +234,16 @@ class Measuring:
         self.say(
             "plan, data 4 x cache", "stall / that and the loader's start, a round trip, framing", stall_s / fair_bound_s
         )
+        self.say("plan, data 4 x cache", "seconds until the loader draws an order", cold["order_s"])
+        for share, which in (
+            (0.0, "first batch"),
+            (0.1, "first tenth"),
+            (0.5, "first half"),
+            (0.9, "first nine tenths"),
+            (1.0, "end"),
+        ):
+            behind_s = figures.behind_link_s(cold, share, batch_bytes, self.rate_bytes_per_s)
+            self.say("plan, data 4 x cache", f"seconds behind the link at the {which}", behind_s)
         self.say("plan, data 4 x cache", "misses / READs", figures.misses(cold))
         self.say("plan, data 4 x cache", "stall / what one stream in order would stall", stall_s / stream_bound_s)
         self.say("plan, data 4 x cache", "amplification", figures.fetched_bytes(cold) / self.size_bytes)
