@@ -87,7 +87,7 @@ def mount(
         bool | None,
         typer.Option(
             "--share-orders/--no-share-orders",
-            help="Tell other spokes what was learned, through the hub, and follow theirs. [default: no-share-orders]",
+            help="Tell other spokes what was learned, through the hub, and follow theirs.",
         ),
     ] = None,
     record: Annotated[

@@ -75,8 +75,8 @@ class SpokeSettings(TlsSettings):
     less. ``read_timeout`` 0: a read waits for the hub for ever. ``links``: bulk connections beside the control one, 0: as the path wants.
     ``memory_limit``: of the spoke's own memory; where it was not set, half of the control group's limit if that is less.
     ``prefetch`` off: fetch only what is read. ``learn`` off: neither record in which order files are read nor follow what was
-    recorded; ``learn_memory``: the most that recording takes. ``share_orders``: tell other spokes what was learned, and
-    follow what they learned. ``compression`` off: take raw bytes only.
+    recorded; ``learn_memory``: the most that recording takes. ``share_orders`` off: tell no other spoke what was learned, and
+    follow nothing that others learned. ``compression`` off: take raw bytes only.
     ``revision`` or ``snapshot``: show the tree of that one, for ever. ``consistency``: ``lease`` (the hub tells of changes) or
     ``strict`` (it is asked at each open). ``record``: a file to write down every open, READ and close in (TRACE.md).
     ``read_ahead``: the kernel's, in KiB, or ``auto``: chosen by what is read. ``scrub_rate``: bytes/s of the cache compared
@@ -102,7 +102,7 @@ class SpokeSettings(TlsSettings):
     prefetch: bool = True
     learn: bool = True
     learn_memory: Annotated[SizeBytes, Field(ge=1 << 20, le=1 << 36)] = LEARN_MEMORY_BYTES
-    share_orders: bool = False
+    share_orders: bool = True
     record: AbsolutePath | None = None
     compression: bool = True
     passthrough: bool = True

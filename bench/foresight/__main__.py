@@ -2,8 +2,9 @@
 
 Loads (``--loads``): ``sweep`` (a DataLoader in order, 1 to 64 workers), ``recipes`` (megatron-core's and MosaicML's own loaders, cold),
 ``plan`` (a global shuffle that its sampler announces, four times the cache), ``again`` (the same shuffle each epoch, a process each),
-``anew`` (another shuffle each epoch, beside a spoke without prefetch), ``streams`` (16 on one descriptor, beside one). Every job's
-checksum is compared with the local one's. Exit codes: 0 measured (targets missed or not), 1 failed, 2 wrong use.
+``anew`` (another shuffle each epoch, beside a spoke without prefetch), ``streams`` (16 on one descriptor, beside one), ``told`` (streams,
+a sweep and a shuffle along the order that another spoke learned, beside guesses). Every job's checksum is compared with the local one's.
+Exit codes: 0 measured (targets missed or not), 1 failed, 2 wrong use.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +31,7 @@ from bench.flags import add_link_flags
 from bench.foresight import figures
 from bench.foresight.figures import GRAIN_BYTES, Figure
 from bench.foresight.job import Asked
-from bench.lab import Lab, LabError, Spoke, in_lab, ready
+from bench.lab import Lab, LabError, Spoke, in_lab, read_metrics, ready
 from bench.link import LinkShape
 from bench.path import ROOT, describe
 from bench.replay.recorded import read_trace
@@ -53,6 +55,7 @@ SWEEP_LEAST_BATCHES, SWEEP_BATCHES_A_WORKER = 192, 8
 SEQ_LENGTH = 2048
 DOCUMENT_TOKENS = 1200
 RECIPE_BATCHES = 200
+ORDERS_TIMEOUT_S = 30.0
 
 
 class Measuring:
@@ -129,7 +132,8 @@ class Measuring:
         self.console.print(f"  {load}: {what} {shown} {self.figures[-1].target}")
 
     def mounted(self, name: str, *flags: str) -> Spoke:
-        return self.lab.mount(DATASET, name, *flags)
+        """It follows what it learns itself, unless the flags say more."""
+        return self.lab.mount(DATASET, name, "--no-share-orders", *flags)
 
     def end(self, spoke: Spoke) -> None:
         self.lab.unmount(spoke)
@@ -254,6 +258,16 @@ class Measuring:
         self.say(
             "plan, data 4 x cache", "stall / that and the loader's start, a round trip, framing", stall_s / fair_bound_s
         )
+        self.say("plan, data 4 x cache", "seconds until the loader draws an order", cold["order_s"])
+        for share, which in (
+            (0.0, "first batch"),
+            (0.1, "first tenth"),
+            (0.5, "first half"),
+            (0.9, "first nine tenths"),
+            (1.0, "end"),
+        ):
+            behind_s = figures.behind_link_s(cold, share, batch_bytes, self.rate_bytes_per_s)
+            self.say("plan, data 4 x cache", f"seconds behind the link at the {which}", behind_s)
         self.say("plan, data 4 x cache", "misses / READs", figures.misses(cold))
         self.say("plan, data 4 x cache", "stall / what one stream in order would stall", stall_s / stream_bound_s)
         self.say("plan, data 4 x cache", "amplification", figures.fetched_bytes(cold) / self.size_bytes)
@@ -314,9 +328,51 @@ class Measuring:
         after = median(many["rate_after_start"] / one["rate_after_start"] for many, one in pairs)
         self.say("streams", "the same without the first MiB of each", after, least=0.8)
 
+    def told(self) -> None:
+        """What was read is told when a spoke ends; the next one, with an empty cache, has all the orders told so far to choose from."""
+        step_s = self.step_s(8 * 64 * 1024)
+        loads = {
+            "16 streams": Asked("streams", "", "", size_bytes=self.size_bytes, streams=16),
+            "a sweep": Asked("records", "", "", step_s=step_s),
+            "a shuffle": Asked("records", "", "", step_s=step_s, shuffle_seed=5),
+        }
+        for name, asked in loads.items():
+            digest = self.job(None, asked)["digest"]
+            for share, size in ((0.5, "all"), (2, "half")):
+                flags = ("--cache-size", str(int(self.size_bytes / share)), "--no-passthrough")
+                if share < 1:
+                    self._tell(asked, digest, *flags)
+                took_s: dict[bool, list[float]] = {True: [], False: []}
+                for _ in range(self.arguments.turns):  # they take turns
+                    for follows, found in took_s.items():
+                        sharing = "--share-orders" if follows else "--no-share-orders"
+                        spoke = self.mounted(f"told-{follows}", *flags, sharing)
+                        if follows:
+                            self._wait_for_orders(spoke)
+                        found.append(self.job(spoke, asked, digest)["took_s"])
+                        self.end(spoke)
+                load = f"{name} as told, a cache of {size}"
+                ratio = median(
+                    guessed / followed for followed, guessed in zip(took_s[True], took_s[False], strict=True)
+                )
+                self.say(load, "time of guesses / time", ratio, least=0.95)
+
+    def _tell(self, asked: Asked, digest: str, *flags: str) -> None:
+        spoke = self.mounted("told-first", *flags, "--share-orders")
+        self.job(spoke, asked, digest)
+        self.end(spoke)
+
+    def _wait_for_orders(self, spoke: Spoke) -> None:
+        deadline_s = time.monotonic() + ORDERS_TIMEOUT_S
+        while not read_metrics(spoke.metrics).get('headrace_spoke_learned_orders{origin="hub"}'):
+            if time.monotonic() > deadline_s:
+                raise LabError(f"no order of another spoke was there within {ORDERS_TIMEOUT_S:g} s")
+            time.sleep(0.1)
+        time.sleep(1.0)  # others may follow the first
+
 
 RECIPES = ("megatron", "mds")
-LOADS = ("sweep", "recipes", "plan", "again", "anew", "streams")
+LOADS = ("sweep", "recipes", "plan", "again", "anew", "streams", "told")
 
 
 def parse() -> argparse.Namespace:
@@ -331,6 +387,7 @@ def parse() -> argparse.Namespace:
                         help="of the sweeps (default 1,4,16,64)")  # fmt: skip
     parser.add_argument("--recipes", type=lambda text: text.split(","), default=list(RECIPES),
                         help="of the load recipes (default megatron,mds)")  # fmt: skip
+    parser.add_argument("--turns", type=int, default=3, help="of the load told (default 3)")
     parser.add_argument(
         "--python", default=sys.executable, help="an interpreter that has torch, megatron-core and mosaicml-streaming"
     )

@@ -62,6 +62,12 @@ def fetched_bytes(run: Mapping[str, Any]) -> float:
     return difference(run["before"], run["after"]).get(FETCHED, 0.0)
 
 
+def behind_link_s(run: dict[str, Any], share: float, batch_bytes: float, rate_bytes_per_s: float) -> float:
+    """When this share of the batches was done, less what the link takes for their bytes: where it grows, the link was idle."""
+    batches = max(1, int(share * len(run["batch_s"])))
+    return float(sum(run["batch_s"][:batches]) - batches * batch_bytes / rate_bytes_per_s)
+
+
 def received_bytes(run: Mapping[str, Any]) -> float:
     """On the wire."""
     return difference(run["before"], run["after"]).get(RECEIVED, 0.0)

@@ -20,6 +20,7 @@ from common.errors import UsageError
 from common.units import parse_size
 from spoke.prefetch.orders import Order
 from spoke.prefetch.planner import Fetch, FileFacts, Planner, ReadSeen
+from spoke.prefetch.succession import OrderRecorder
 
 PREDICTORS = ("none", "kernel", "window", "perceptron", "planner", "orders", "oracle", "foremost")
 
@@ -107,10 +108,19 @@ class Planned(_Base):
     """The spoke's planner, driven as ``spoke.ahead`` drives it. ``orders``: it is told what the processes of a phase will read, as the
     first of them reads.
 
+    ``recorder``: is told of each READ, and learns the order from it.
     ``timed``: note how long it thinks about each READ (its share of ``pump`` included) and about each arrival.
     """
 
-    def __init__(self, trace: Trace, capacity_bytes: int, *, orders: bool = False, timed: bool = False) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        capacity_bytes: int,
+        *,
+        orders: bool = False,
+        timed: bool = False,
+        recorder: OrderRecorder | None = None,
+    ) -> None:
         super().__init__()
         self.name = "orders" if orders else "planner"
         self.facts = [
@@ -133,6 +143,7 @@ class Planned(_Base):
             stream_max_bytes=stream_max_bytes,
             windows_max_bytes=windows_max_bytes,
             declared_max_bytes=declared_max_bytes,
+            recorder=recorder,
         )
         self.planner = Planner(after.get, **self.bounds)
         self.read_ns: array[int] | None = array("Q") if timed else None

@@ -440,7 +440,8 @@ class Follower:
                 seed, best = item, rank
         self._cover(hits, start_bytes, end_bytes, seed)
         if seed is not None and seed.state is not State.READ:
-            self._consume(seed)
+            if end_bytes > seed.end_bytes - _PAGE:
+                self._consume(seed)
             seed.cursor.moved_to(seed.position)
         return seed
 
@@ -481,6 +482,8 @@ class Follower:
                 continue
             if nearest.get((item.start_bytes, item.end_bytes), item) is not item:
                 continue
+            if self._is_learned and end_bytes <= item.end_bytes - _PAGE:
+                continue  # READs joined to a step come one by one: taken for used, what is left of it went before it was read
             is_held = start_bytes <= item.start_bytes & ~4095 and item.end_bytes <= end_bytes
             if not is_held and not self._is_learned and (seed is None or item.run is not seed.run):
                 continue  # it shares some pages with the READ, and no more: its own is still to come
@@ -580,13 +583,16 @@ class Follower:
             self._give_up_lane(lane)
             marks.clear_from(lane, positions[0])
         for position in positions:
-            marks.set(lane, position, read=True)
+            # READs that were joined to a step come one by one, with others' between them: one of them is not all of it. A declared
+            # step is one reader's, who is through with it or goes on as guesses see.
+            if not self._is_learned or self.order.step(lane, position).length_bytes <= PIECE_BYTES:
+                marks.set(lane, position, read=True)
         cursor = Cursor(now_s, lane, positions[-1], 0)
         if self._cursors:
             cursor.average_bytes = self._cursors[-1].average_bytes
         evidence_bytes = len(positions) * (1 if self._is_learned else 8) * self._evidence_bytes(cursor)
         cursor.window.window_bytes = min(evidence_bytes, 2 * limits.PREFETCH_START_BYTES, self._cap_bytes)
-        cursor.next_position = positions[0] + 1
+        cursor.next_position = positions[0]
         cursor.spread = positions[-1] - positions[0]
         cursor.matched_reads = len(positions)
         self.matched_reads += len(positions)

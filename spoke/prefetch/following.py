@@ -186,7 +186,9 @@ class Following:
                 fault_bytes=seen.fault_bytes,
                 missed=seen.result == "miss",
             )
-            if found is not None:
+            if (
+                found is not None and follower.gate.is_open
+            ):  # else it only tries whether it would pay, and guesses are needed
                 explained = found if explained is None else min(explained, found)
         return explained
 

@@ -1,9 +1,9 @@
 """Writes down in which order places are read for the first time, and finds where that order begins anew: an epoch. Pure.
 
 A step is a READ as it came (a random page fault is one of 128 KiB); READs that go on where one of the last ones ended make
-it longer, up to an extent, so that a sweep costs one step a MiB. A place in a few hundred is taken for one read before
-(recording.PlaceFilter), and left out. An epoch is over when its beginning is read
-again, in its order, or when little else than what was read before is read for long (another shuffle of the same places).
+it longer, up to an extent, while little else is read between them: a sweep by one reader costs one step a MiB. A place in a few
+hundred is taken for one read before (recording.PlaceFilter), and left out. An epoch is over when its beginning is read again, in its
+order, or when little else than what was read before is read for long (another shuffle of the same places).
 What a job reads twice meanwhile (an index, a validation set) is too little for either.
 """
 
@@ -19,6 +19,9 @@ from spoke.prefetch.recording import MAX_STEPS, PAGE_SHIFT, STEP_BYTES, Ended, R
 _EXTENT_SHIFT = EXTENT_BYTES.bit_length() - 1
 _UNCUT_BYTES = 128 * 1024
 _ENDS = 64
+_TOGETHER_BYTES = EXTENT_BYTES
+"""A step is of what was read while so much was read in all, so that steps followed one by one are in order to within that: with 16
+streams read by turns a step of an extent ended 15 MiB after its beginning, more than may lie ahead in a small cache."""
 _HEAD_STEPS = 64
 _HEAD_SEEN = 40
 _HEAD_WITHIN_READS = 512
@@ -115,7 +118,8 @@ class OrderRecorder:
     def _begin(self) -> None:
         self._begun_total += 1
         self._recording = Recording(f"recording {self._begun_total}", self.max_steps)
-        self._ends: dict[int, tuple[bool, int]] = {}  # where a step ended: whether it is one read again, and its row
+        self._ends: dict[int, tuple[bool, int, int]] = {}
+        """Where a step ended: whether it is one read again, its row, how much had been read when it began."""
         self._head: set[int] = set()
         self._head_seen: set[int] = set()
         self._head_seen_from = 0
@@ -137,9 +141,10 @@ class OrderRecorder:
         end_place = recording.place(file, end_bytes + (1 << PAGE_SHIFT) - 1)
         run = ends.pop(place, None)
         if run is not None:
-            is_again, row = run
+            is_again, row, began_bytes = run
             steps = self._again if is_again else recording.steps
-            if (steps.offsets[row] ^ end_bytes - 1) >> _EXTENT_SHIFT == 0:
+            is_soon = recording.read_bytes - began_bytes <= _TOGETHER_BYTES
+            if is_soon and (steps.offsets[row] ^ end_bytes - 1) >> _EXTENT_SHIFT == 0:
                 if is_again:
                     steps.lengths[row] += end_bytes - start_bytes
                 else:
@@ -163,7 +168,7 @@ class OrderRecorder:
             self._end("full")
 
     def _note_end(self, end_place: int, is_again: bool, row: int) -> None:
-        self._ends[end_place] = is_again, row
+        self._ends[end_place] = is_again, row, self._recording.read_bytes
         if len(self._ends) > _ENDS:
             del self._ends[next(iter(self._ends))]
 

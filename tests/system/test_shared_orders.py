@@ -36,18 +36,14 @@ def test_an_order_that_another_spoke_learned_is_followed_at_the_first_read(
 ) -> None:
     hub = pair.hub(extra=["--workers", str(workers)])
     address = far(hub.address)
-    first = pair.spoke(
-        address, "first", "cache-first", extra=["--share-orders", "--identity", "gpu-1", "--cache-size", "64MiB"]
-    )
+    first = pair.spoke(address, "first", "cache-first", extra=["--identity", "gpu-1", "--cache-size", "64MiB"])
     epoch(first, 1, right)
     assert first.terminate() == 0  # what it learned is told while it stops
     eventually(lambda: hub.status()["datasets"]["data"]["orders"]["kept"] == 1)
     state_dir = pair.work_dir / "hub-state"
     assert "told by gpu-1" in hub_orders(state_dir, "list")
 
-    second = pair.spoke(
-        address, "second", "cache-second", extra=["--share-orders", "--identity", "gpu-2", "--cache-size", "64MiB"]
-    )
+    second = pair.spoke(address, "second", "cache-second", extra=["--identity", "gpu-2", "--cache-size", "64MiB"])
     eventually(lambda: shared(second)["held"])
     seen = epoch(second, 1, right)
     assert seen["hits"] >= 0.9, (seen, second.facts()["orders"], shared(second))
@@ -69,26 +65,26 @@ def test_an_order_that_another_spoke_learned_is_followed_at_the_first_read(
 
 def test_reset_and_drop_hold(pair: Pair, right: str) -> None:
     hub = pair.hub()
-    first = pair.spoke(hub.address, "first", "cache-first", extra=["--share-orders", "--identity", "gpu-1"])
+    first = pair.spoke(hub.address, "first", "cache-first", extra=["--identity", "gpu-1"])
     epoch(first, 1, right)
     assert first.terminate() == 0
     state_dir = pair.work_dir / "hub-state"
     (kept,) = json.loads(hub_orders(state_dir, "list", "--json"))
     assert kept["steps"] >= DATA_BYTES // 2 // RECORD_BYTES * 0.9
 
-    second = pair.spoke(hub.address, "second", "cache-second", extra=["--share-orders"])
+    second = pair.spoke(hub.address, "second", "cache-second")
     eventually(lambda: shared(second)["held"])
     mountpoint = str(second.mountpoint)
     assert ask("plan", mountpoint, "reset").stdout == "forgot 1 learned order\n"
     eventually(lambda: shared(second)["refused"] == 1)
     assert shared(second)["held"] == []
     assert second.terminate() == 0
-    second = pair.spoke(hub.address, "second", "cache-second", extra=["--share-orders"])
+    second = pair.spoke(hub.address, "second", "cache-second")
     eventually(lambda: shared(second)["hub_keeps_orders"])
     assert (shared(second)["held"], shared(second)["refused"]) == ([], 1)
     assert second.terminate() == 0
 
-    third = pair.spoke(hub.address, "third", "cache-third")  # not unless asked for
+    third = pair.spoke(hub.address, "third", "cache-third", extra=["--no-share-orders"])
     assert shared(third)["enabled"] is False
     assert "not shared with other spokes" in ask("status", str(third.mountpoint)).stdout
     wrong = run("hub.cli", "orders", "drop", "ffff", "--state-dir", str(state_dir))
@@ -97,14 +93,14 @@ def test_reset_and_drop_hold(pair: Pair, right: str) -> None:
     assert hub_orders(state_dir, "drop", kept["digest"][:8]).startswith("dropped " + kept["digest"][:12])
     assert hub_orders(state_dir, "list") == "no orders\n"
     # The spoke that learned it tells of it again, and the hub does not take it again.
-    first = pair.spoke(hub.address, "first", "cache-first", extra=["--share-orders", "--identity", "gpu-1"])
+    first = pair.spoke(hub.address, "first", "cache-first", extra=["--identity", "gpu-1"])
     eventually(lambda: shared(first)["told"]["told"] == 1)
     assert hub_orders(state_dir, "list") == "no orders\n"
 
 
 def test_a_hub_that_does_not_share(pair: Pair, right: str) -> None:
     hub = pair.hub(extra=["--no-share-orders"])
-    spoke = pair.spoke(hub.address, extra=["--share-orders"])
+    spoke = pair.spoke(hub.address)
     epoch(spoke, 1, right)
     assert shared(spoke)["hub_keeps_orders"] is False
     assert "no hub that keeps orders" in ask("status", str(spoke.mountpoint)).stdout

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.experiment.measures import FETCHED, reads_series
-from bench.foresight.figures import Figure, batches_to_full_speed, fetched_bytes, hits, unique_bytes, waited_rtts
+from bench.foresight.figures import (
+    Figure,
+    batches_to_full_speed,
+    behind_link_s,
+    fetched_bytes,
+    hits,
+    unique_bytes,
+    waited_rtts,
+)
 
 
 def test_full_speed_begins_where_ten_batches_take_what_ten_local_ones_do() -> None:
@@ -35,3 +45,9 @@ def test_a_figure_that_never_came_misses_its_target() -> None:
     assert Figure("load", "batches", None, at_most=2).is_met is False
     assert Figure("load", "rate", 0.8, at_least=0.8).is_met is True
     assert Figure("load", "shown", 3.0).is_met is None
+
+
+def test_behind_the_link_is_what_the_bytes_so_far_do_not_explain() -> None:
+    run = {"batch_s": [0.5, 0.1, 0.1, 0.3]}
+    behind = [behind_link_s(run, share, 10.0, 100.0) for share in (0.0, 0.5, 1.0)]
+    assert behind == pytest.approx([0.4, 0.4, 0.6])
