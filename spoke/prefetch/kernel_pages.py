@@ -74,24 +74,28 @@ class KernelPages:
         first = self.first_missing(file, start_bytes >> PAGE_SHIFT, end)
         if first is None:
             return end_bytes
-        most, asked = readahead_bytes >> PAGE_SHIFT, end - first
-        if asked >= most:
-            return end_bytes
-        if not first:  # get_init_ra_size
-            size = 1 << (asked - 1).bit_length()
-            last = size * 4 if size <= most // 32 else size * 2 if size <= most // 4 else most
-        else:
-            before = self._before(file, first, most)
-            if before <= asked:
-                return end_bytes
-            if before == first:  # from the beginning of the file on
-                before *= 2
-            last = first + min(before + asked, most)
+        last = self.sync_end(file, first, end, readahead_bytes >> PAGE_SHIFT)
         for page in range(end, last):
             if self.has(file, page):
                 last = page
                 break
         return max(end_bytes, last << PAGE_SHIFT)
+
+    def sync_end(self, file: int, first: int, end: int, most: int) -> int:
+        """Up to which page the kernel reads where ``first`` is missing, pages up to ``end`` are asked for and its readahead is ``most`` pages:
+        ``end`` or further. It leaves out what it has."""
+        asked = end - first
+        if asked >= most:
+            return end
+        if not first:  # get_init_ra_size
+            size = 1 << (asked - 1).bit_length()
+            return size * 4 if size <= most // 32 else size * 2 if size <= most // 4 else most
+        before = self._before(file, first, most)
+        if before <= asked:
+            return end
+        if before == first:  # from the beginning of the file on
+            before *= 2
+        return first + min(before + asked, most)
 
     def _before(self, file: int, page: int, most: int) -> int:
         """Pages without a gap just before this one, counted up to ``most``."""
