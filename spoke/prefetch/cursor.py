@@ -32,12 +32,13 @@ class State(IntEnum):
 
 
 class Run:
-    """Bytes of a file that an order reads one after another, up to ``end_bytes`` as far as planned."""
+    """Bytes of a file that an order reads one after another, from ``start_bytes`` up to ``end_bytes`` as far as planned."""
 
-    __slots__ = ("end_bytes", "file")
+    __slots__ = ("end_bytes", "file", "start_bytes")
 
-    def __init__(self, file: int, end_bytes: int) -> None:
+    def __init__(self, file: int, start_bytes: int, end_bytes: int) -> None:
         self.file = file
+        self.start_bytes = start_bytes
         self.end_bytes = end_bytes
 
 
@@ -127,7 +128,7 @@ class Cursor:
         self.matched_reads = 0
         self.seen_at_read = 0
         self.used_at_read = 0
-        self.run = Run(-1, 0)
+        self.run = Run(-1, 0, 0)
 
     def pace(self, now_s: float, length_bytes: int) -> int:
         """So much was read; what was in the last whole span of ORDER_LEAD_S, the rush at a start included."""

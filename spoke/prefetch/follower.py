@@ -98,9 +98,8 @@ class Follower:
         self._exact = KernelReads(self._pages)
         self._beyond: deque[tuple[int, int, int]] = deque(maxlen=_BEYOND_MAX)
         """(file, first block, end) of what the kernel will read on by itself."""
-        self._beyond_votes = (
-            0  # whether READs go on beyond steps as the model says: not with O_DIRECT or POSIX_FADV_RANDOM
-        )
+        self._beyond_votes = _BEYOND_VOTES_MAX // 2
+        """Whether READs go on beyond steps as the model says: not with O_DIRECT or POSIX_FADV_RANDOM. A READ or two may be cut."""
         self._steps_before = 0
         self._finder = Finder(order, self._shapes)
         self._reads = 0
@@ -696,7 +695,7 @@ class Follower:
         if run.file == step.file and start_bytes & ~4095 <= run.end_bytes <= end_bytes:
             run.end_bytes = end_bytes
         else:
-            run = cursor.run = Run(step.file, end_bytes)
+            run = cursor.run = Run(step.file, start_bytes, end_bytes)
         state = State.ASKED if self.gate.is_open else State.SHADOW
         item = Item(cursor, position, step.file, start_bytes, end_bytes, 0, run, state)
         self._read_of(item)

@@ -79,11 +79,11 @@ class KernelPages:
             if self.has(file, page):
                 last = page
                 break
-        return max(end_bytes, last << PAGE_SHIFT)
+        return max(end_bytes, last << PAGE_SHIFT) if last > end else end_bytes
 
     def sync_end(self, file: int, first: int, end: int, most: int) -> int:
-        """Up to which page the kernel reads where ``first`` is missing, pages up to ``end`` are asked for and its readahead is ``most`` pages:
-        ``end`` or further. It leaves out what it has."""
+        """Up to which page the kernel reads where ``first`` is missing, pages up to ``end`` are asked for and its readahead is
+        ``most`` pages: ``end`` or further. It leaves out what it has."""
         asked = end - first
         if asked >= most:
             return end

@@ -1,11 +1,11 @@
 """What the kernel asks for where records of an order are read exactly, one after another as the order says. Pure.
 
-Where it takes a read for a stream (:mod:`spoke.prefetch.kernel_pages`) it reads more than was asked for, and marks the last page that it
-reads so (of a file's beginning the first page beyond the record). Whoever comes to a mark waits for nobody, but the kernel then reads on by
-itself behind it: from the first page that is missing, twice or four times as much as lies between, with a mark on the first of these pages
-(page_cache_async_ra). Pages that it has it leaves out, so that one such reading is several READs. In shards of 8 MiB of which a fifth was read
-already that is one READ in thirty, and a whole one can be of records that nobody reads for a long time: who takes their reader to be there
-looks for him thousands of steps astray.
+Where it takes a read for a stream (:mod:`spoke.prefetch.kernel_pages`) it reads more than was asked for, and marks the last page that
+it reads so (of a file's beginning the first page beyond the record). Whoever comes to a mark waits for nobody, but the kernel then
+reads on by itself behind it: from the first page that is missing, twice or four times as much as lies between, with a mark on the
+first of these pages (page_cache_async_ra). Pages that it has it leaves out, so that one such reading is several READs. In shards of
+8 MiB of which a fifth was read already that is one READ in thirty, of records that nobody may read for a long time: who takes their
+reader to be there looks for him thousands of steps astray.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Pages = tuple[int, int]
 
 
 class KernelReads:
-    """``pages``: those the kernel has once what is foretold was read, which this adds to. Its marks are bounded; the oldest is forgotten."""
+    """``pages``: those the kernel has once what is foretold was read, which this adds to. Marks are bounded; the oldest is forgotten."""
 
     def __init__(self, pages: KernelPages) -> None:
         self._pages = pages

@@ -47,7 +47,7 @@ def fulfilled(
         is_near = distance <= item.cursor.spread + TOGETHER_STEPS
         is_centre = page_bytes <= anchor_bytes < item.end_bytes and (is_near or not goes_on)
         is_begin = start_bytes == page_bytes and (
-            0 <= end_bytes - item.end_bytes < _PAGE if is_mapped else is_near or not goes_on
+            0 <= end_bytes - item.end_bytes < _PAGE if is_mapped else is_near or not goes_on or _continues(item)
         )
         if is_centre or is_begin:
             kind = 0
@@ -68,7 +68,13 @@ def fulfilled(
             vote = 1
         elif page_bytes == start_bytes and (start_bytes or not is_whole):
             vote = -1
-    return Match(best, vote, is_mapped or not (goes_on or best_rank[0]))
+    is_sure = is_mapped or not (best_rank[0] or (goes_on and not _continues(best)))
+    return Match(best, vote, is_sure)
+
+
+def _continues(item: Item) -> bool:
+    """The order itself reads what lies before it: that the kernel has that shows nothing."""
+    return item.start_bytes > item.run.start_bytes
 
 
 def _first_of_same(hits: Sequence[Item], found: Item) -> Item:
