@@ -855,7 +855,8 @@ ORDER_LEAD_S = 2.0
 a lost packet or a busy hub is nobody's wait. Within the windows' share of the cache."""
 
 ORDER_KERNEL_MARKS_MAX = 16_384
-"""Pages of an order's mapped files at which the kernel will read on by itself (at most 300 B each). The oldest is forgotten."""
+"""Pages of an order's mapped files at which the kernel will read on by itself, and MiB of those read exactly that have such pages (at most
+300 B each). The oldest is forgotten."""
 
 ORDER_PLAN_PIECES = 128
 """Pieces that an order plans in one go (0.1 to 0.25 ms each, of the event loop's time): readers come in between. The rest waits."""

@@ -24,8 +24,10 @@ class KernelPages:
     Those read longest ago are forgotten. Pages are numbered from a file's start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, groups_max: int | None = None) -> None:
+        """``groups_max``: MiB of which something is known (default ORDER_PAGE_GROUPS_MAX)."""
         self._bits: OrderedDict[int, int] = OrderedDict()
+        self._groups_max = limits.ORDER_PAGE_GROUPS_MAX if groups_max is None else groups_max
 
     def add(self, file: int, start_bytes: int, end_bytes: int) -> None:
         """These bytes were read, or will be."""
@@ -37,7 +39,7 @@ class KernelPages:
             self._bits[key] = self._bits.get(key, 0) | ((1 << count) - 1) << bit
             self._bits.move_to_end(key)
             first += count
-        while len(self._bits) > limits.ORDER_PAGE_GROUPS_MAX:
+        while len(self._bits) > self._groups_max:
             self._bits.popitem(last=False)
 
     def clear(self) -> None:
@@ -64,6 +66,26 @@ class KernelPages:
                 return first if first < end else None
             first += _GROUP - bit
         return None
+
+    def first_present(self, file: int, first: int, end: int) -> int | None:
+        """The first page from ``first`` up to ``end`` that is there."""
+        while first < end:
+            bit = first & _GROUP - 1
+            rest = self._bits.get(file << 40 | first >> _GROUP_SHIFT, 0) >> bit
+            if rest:
+                first += (rest & -rest).bit_length() - 1
+                return first if first < end else None
+            first += _GROUP - bit
+        return None
+
+    def discard(self, file: int, page: int) -> None:
+        """It is not there any more."""
+        key = file << 40 | page >> _GROUP_SHIFT
+        left = self._bits.get(key, 0) & ~(1 << (page & _GROUP - 1))
+        if left:
+            self._bits[key] = left
+        else:
+            self._bits.pop(key, None)
 
     def read_end_bytes(self, file: int, start_bytes: int, end_bytes: int, readahead_bytes: int) -> int:
         """Where the READ ends that the kernel sends for an exact read of these bytes: at ``end_bytes`` or later.

@@ -28,7 +28,7 @@ class KernelReads:
 
     def __init__(self, pages: KernelPages) -> None:
         self._pages = pages
-        self._marks: OrderedDict[int, None] = OrderedDict()
+        self._marks = KernelPages(limits.ORDER_KERNEL_MARKS_MAX)
         self._own: OrderedDict[int, tuple[int, int]] = OrderedDict()
         """By first page: where it ends if ends are aligned, and if they are not."""
         self._aligned_votes = 0
@@ -102,28 +102,22 @@ class KernelReads:
 
     def _first_mark(self, file: int, first: int, end: int) -> int | None:
         """The first marked page of these, whose mark goes."""
-        marks, base = self._marks, file << _SHIFT
-        if marks:
-            for page in range(first, end):
-                if base | page in marks:
-                    del marks[base | page]
-                    return page
-        return None
+        page = self._marks.first_present(file, first, end)
+        if page is not None:
+            self._marks.discard(file, page)
+        return page
 
     def _read(self, file: int, first: int, end: int, mark: int) -> list[Pages]:
         """What of these pages is missing comes, in READs without a gap. ``mark``: is set, if its page is one of them."""
         pages, runs = self._pages, []
         while first < end and (begin := pages.first_missing(file, first, end)) is not None:
-            first = begin + 1
-            while first < end and not pages.has(file, first):
-                first += 1
+            present = pages.first_present(file, begin + 1, end)
+            first = end if present is None else present
             runs.append((begin, first))
+            if begin <= mark < first:
+                self._marks.add(file, mark << PAGE_SHIFT, mark + 1 << PAGE_SHIFT)
         for begin, run_end in runs:
             pages.add(file, begin << PAGE_SHIFT, run_end << PAGE_SHIFT)
-            if begin <= mark < run_end:
-                self._marks[file << _SHIFT | mark] = None
-        while len(self._marks) > limits.ORDER_KERNEL_MARKS_MAX:
-            self._marks.popitem(last=False)
         return runs
 
 

@@ -77,7 +77,7 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for file in range(20):
         told(kernel, 100, 103, file)
         told(kernel, 103, 105, file)
-    assert len(kernel._marks) == 4
+    assert len(kernel._marks._bits) == 4
     assert told(kernel, 106, 108, 19) == (108, [(108, 112)])
     assert told(kernel, 106, 108, 1) == (108, []), "forgotten"
 
