@@ -34,9 +34,10 @@ demo: $(READY) ## real text, a hub, 60 ms, a spoke, a DataLoader: local, cold, w
 experiment: $(READY) ## the same training job beside the data and 60 ms away, all runs, one report (ARGS="--small" tries it)
 	@$(PY) -m bench.experiment $(ARGS)
 
-# Two at a time: most of them wait for a timer, a socket or a process. On 2 cores 590 s became 430 s.
+# Two at a time: most of them wait for a timer, a socket or a process. On 2 cores 590 s became 430 s. In the order of the files: sorted
+# by their number of tests, those with one long test would come last, when there is nothing left to do beside them.
 test: $(READY) ## all tests but the slow ones
-	@$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 slow: $(READY) ## the tests that take minutes: several hub processes, doctor, Prometheus, packages, the experiment
 	@$(PY) -m pytest -m slow $(ARGS)

@@ -22,15 +22,14 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from bench.cpu_time import cpu_time
-from bench.lab import Lab, ready
+from bench.lab import Lab, in_lab, ready
 from bench.path import ROOT, GivenWay
 from bench.read_path import DATASET, FILE, READ_BYTES, read_in_order, write_random
 from common.errors import HeadraceError
-from common.terminal import EXIT_FAILED, EXIT_USAGE
+from common.terminal import EXIT_USAGE
 from common.units import parse_size
 
 SETTLE_S = 0.5
@@ -178,16 +177,13 @@ def main() -> int:
     arguments = ready(console, parser.parse_args)
     if arguments is None:
         return EXIT_USAGE
-    with Lab() as lab:
-        try:
-            result = measure(lab, arguments, lambda line: console.print(f"  {line}"))
-        except (HeadraceError, OSError) as error:
-            console.print(f"[red]failed:[/] {escape(str(error))}")
-            console.print(lab.last_words(), markup=False)
-            return EXIT_FAILED
-    (arguments.out / "cpu.json").write_text(json.dumps(result, indent=1) + "\n")
-    show(result, console)
-    return 0
+
+    def work(lab: Lab) -> None:
+        result = measure(lab, arguments, lambda line: console.print(f"  {line}"))
+        (arguments.out / "cpu.json").write_text(json.dumps(result, indent=1) + "\n")
+        show(result, console)
+
+    return in_lab(console, work)
 
 
 if __name__ == "__main__":

@@ -98,10 +98,15 @@ class Lab:
     """Use as a context manager. ``keep``: leave the directory (not the daemons) behind.
 
     ``spoke_prefix``: put in front of the spokes' commands, to run them at an end that somebody else has made.
+    ``ready_timeout_s``: for a hub to listen and a command of the spoke's to end; None: what small datasets need.
     """
 
-    def __init__(self, *, keep: bool = False, spoke_prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, keep: bool = False, spoke_prefix: Sequence[str] = (), ready_timeout_s: float | None = None
+    ) -> None:
         self.keep = keep
+        self._hub_timeout_s = ready_timeout_s or HUB_READY_TIMEOUT_S
+        self._command_timeout_s = ready_timeout_s or COMMAND_TIMEOUT_S
         self._spoke_prefix = list(spoke_prefix)
         self.directory = Path(tempfile.mkdtemp(prefix="headrace-"))
         self.mark = uuid.uuid4().hex
@@ -144,14 +149,30 @@ class Lab:
     def start_hub_at(self, way: Way, dataset: str, directory: Path, *flags: str) -> None:
         """The same, over a link that is there already. Raises LabError."""
         self._way = way
+        self._hub_command = [
+            *(*way.hub_prefix, sys.executable, "-m", "hub.cli", "serve"),
+            *("--dataset", f"{dataset}={directory}", "--state-dir", str(self.directory / "hub-state")),
+            *("--metrics", f"{way.hub_host}:0", *flags),
+            "--insecure",  # a lab's link is its own
+        ]
+        self._run_hub(f"{way.hub_host}:0")
+        self.link_kind = way.kind
+        self.far_hub = way.open(self.hub_address)
+
+    def stop_hub(self) -> None:
+        if self._hub is not None:
+            _end(self._hub)
+            self._hub = None
+
+    def restart_hub(self) -> None:
+        """The same again, at the same address. Raises LabError."""
+        self._run_hub(format_address(*self.hub_address))
+
+    def _run_hub(self, listen: str) -> None:
+        started_s = time.perf_counter()
         with self._log("hub").open("ab") as log:
             self._hub = subprocess.Popen(
-                [
-                    *(*self._way.hub_prefix, sys.executable, "-m", "hub.cli", "serve"),
-                    *("--dataset", f"{dataset}={directory}", "--state-dir", str(self.directory / "hub-state")),
-                    *("--listen", f"{self._way.hub_host}:0", "--metrics", f"{self._way.hub_host}:0", *flags),
-                    "--insecure",  # a lab's link is its own
-                ],
+                [*self._hub_command, "--listen", listen],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -160,15 +181,14 @@ class Lab:
                 env=self.environ,
             )
         assert self._hub.stdout is not None
-        readable, _, _ = select.select([self._hub.stdout], [], [], HUB_READY_TIMEOUT_S)
+        readable, _, _ = select.select([self._hub.stdout], [], [], self._hub_timeout_s)
         line = self._hub.stdout.readline() if readable else ""
         words = line.replace(",", " ").split()  # "listening on HOST:PORT, metrics on HOST:PORT"
         if words[:2] != ["listening", "on"]:
-            raise LabError(f"the hub was not ready within {HUB_READY_TIMEOUT_S:g} s; it said {line!r}")
+            raise LabError(f"the hub was not ready within {self._hub_timeout_s:g} s; it said {line!r}")
+        self.hub_ready_s = time.perf_counter() - started_s
         self.hub_address = parse_address(words[2])
         self.hub_metrics = words[5]
-        self.link_kind = self._way.kind
-        self.far_hub = self._way.open(self.hub_address)
 
     def mount(self, dataset: str, name: str, *flags: str) -> Spoke:
         """A spoke with a cache and a mountpoint of its own, ``name``. Raises LabError."""
@@ -278,10 +298,10 @@ class Lab:
                 text=True,
                 cwd=ROOT,
                 env=self.environ,
-                timeout=COMMAND_TIMEOUT_S,
+                timeout=self._command_timeout_s,
             )
         except subprocess.TimeoutExpired:
-            raise LabError(f"headrace-spoke {arguments[0]} did not end within {COMMAND_TIMEOUT_S:g} s") from None
+            raise LabError(f"headrace-spoke {arguments[0]} did not end within {self._command_timeout_s:g} s") from None
         if done.returncode:
             said = done.stderr.strip() or done.stdout.strip()
             raise LabError(f"headrace-spoke {arguments[0]} ended with exit code {done.returncode}: {said}")
@@ -308,10 +328,17 @@ class Lab:
                 time.sleep(0.05)
 
 
-def in_lab(console: Console, work: Callable[[Lab], object], *, keep: bool) -> int:
+def in_lab(
+    console: Console,
+    work: Callable[[Lab], object],
+    *,
+    keep: bool = False,
+    spoke_prefix: Sequence[str] = (),
+    ready_timeout_s: float | None = None,
+) -> int:
     """Do ``work`` in a lab of its own; returns the exit code, once what failed, and what the daemons said, is told."""
     started_s = time.monotonic()
-    with Lab(keep=keep) as lab:
+    with Lab(keep=keep, spoke_prefix=spoke_prefix, ready_timeout_s=ready_timeout_s) as lab:
         try:
             work(lab)
         except KeyboardInterrupt:

@@ -6,6 +6,7 @@ A ``Way`` says how the hub is started (a command prefix and a host to listen on)
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,7 +78,7 @@ class _ProxyWay:
         flags = {
             "--target": format_address(*hub),
             "--rtt": f"{shape.rtt_s}s",
-            "--rate": f"{shape.rate_bytes_per_s:.0f}B/s",
+            **({"--rate": f"{shape.rate_bytes_per_s:.0f}B/s"} if math.isfinite(shape.rate_bytes_per_s) else {}),
             "--jitter": f"{shape.jitter_s}s",
             "--queue": f"{shape.queue_s}s",
         }

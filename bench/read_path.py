@@ -25,16 +25,16 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from bench.demo.summary import difference, reads_seen
-from bench.lab import Lab, Spoke, ready
+from bench.flags import add_link_flags
+from bench.lab import Lab, Spoke, in_lab, ready
 from bench.link import LinkShape
 from bench.path import ROOT, describe, make_way
 from common.errors import HeadraceError
-from common.terminal import EXIT_FAILED, EXIT_USAGE
-from common.units import format_size, parse_duration, parse_rate, parse_size
+from common.terminal import EXIT_USAGE
+from common.units import format_size, parse_size
 
 DATASET = "bench"
 FILE = "data.bin"
@@ -213,30 +213,25 @@ def show(result: dict[str, Any], console: Console) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.read_path", description="Read speed through the mount.")
     parser.add_argument("--size", type=parse_size, default=300 << 20, help="of the file (default 300MiB)")
-    parser.add_argument("--rtt", type=parse_duration, default=0.060, help="round trip (default 60ms)")
-    parser.add_argument("--rate", type=parse_rate, default=125e6, help="of the link (default 1gbit)")
+    add_link_flags(parser)
     parser.add_argument(
         "--rounds", type=int, choices=range(1, 20), default=3, metavar="N", help="cold reads (default 3)"
     )
-    parser.add_argument("--link", choices=("auto", "proxy", "netem"), default="auto", help="what makes it long")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/out", help="where the JSON goes")
     parser.add_argument("--keep", action="store_true", help="leave the temporary directory")
     console = Console(highlight=False, soft_wrap=True)
     arguments = ready(console, parser.parse_args)
     if arguments is None:
         return EXIT_USAGE
-    with Lab(keep=arguments.keep) as lab:
-        try:
-            result = measure(lab, arguments, lambda line: console.print(f"  {line}"))
-        except (HeadraceError, OSError) as error:
-            console.print(f"[red]failed:[/] {escape(str(error))}")
-            console.print(lab.last_words(), markup=False)
-            return EXIT_FAILED
-    out = arguments.out / "read_path.json"
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    show(result, console)
-    console.print(f"  {out.relative_to(ROOT) if out.is_relative_to(ROOT) else out}")
-    return 0
+
+    def work(lab: Lab) -> None:
+        result = measure(lab, arguments, lambda line: console.print(f"  {line}"))
+        out = arguments.out / "read_path.json"
+        out.write_text(json.dumps(result, indent=1) + "\n")
+        show(result, console)
+        console.print(f"  {out.relative_to(ROOT) if out.is_relative_to(ROOT) else out}")
+
+    return in_lab(console, work, keep=arguments.keep)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ lz4's speed would win nowhere; its number stays reserved in PROTOCOL.md.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 
 import zstandard
@@ -46,10 +45,6 @@ def unpack(codec: Codec, payload: bytes | bytearray | memoryview, raw_bytes: int
     return data
 
 
-_UNTOLD = math.inf
-"""The ratio of a version whose first extent is being packed."""
-
-
 class Shrinkage:
     """What packing did to the extents of each version lately; bounded, the version seen longest ago is forgotten.
 
@@ -58,46 +53,26 @@ class Shrinkage:
 
     def __init__(self) -> None:
         self._seen: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # ratio, extents passed over since a try
-        self._last_ratio = 0.0
 
     def worth_trying(self, version: bytes) -> bool:
-        """What is known of the version; of one not seen before, of the version seen last.
-
-        Where that did not shrink only the first extent is tried: the rest of a burst need not wait for threads to learn the same.
-        """
+        """What is known of the version; True of one not seen before."""
         seen = self._seen.get(version)
-        if seen is None:
-            if self._last_ratio > limits.PACK_WORTH_RATIO:
-                self._note(version, (_UNTOLD, 0))
+        if seen is None or seen[0] <= limits.PACK_WORTH_RATIO:
             return True
         ratio, passed_over = seen
-        if ratio <= limits.PACK_WORTH_RATIO:
-            return True
         due = passed_over + 1 >= limits.PACK_RETRY_EXTENTS
         self._seen[version] = (ratio, 0 if due else passed_over + 1)
         return due
 
-    def untold(self, version: bytes) -> bool:
-        """Whether its first extent is being packed beside versions that do not shrink: :meth:`saw` or :meth:`forget` tells."""
-        seen = self._seen.get(version)
-        return seen is not None and seen[0] == _UNTOLD
-
-    def forget(self, version: bytes) -> None:
-        self._seen.pop(version, None)
-
     def ratio(self, version: bytes) -> float | None:
         """Packed over raw bytes of its extents lately; None when none was packed yet."""
         seen = self._seen.get(version)
-        return seen[0] if seen is not None and seen[0] != _UNTOLD else None
+        return seen[0] if seen is not None else None
 
     def saw(self, version: bytes, raw_bytes: int, packed_bytes: int) -> None:
-        ratio = self._last_ratio = packed_bytes / raw_bytes
+        ratio = packed_bytes / raw_bytes
         old = self._seen.pop(version, None)
         # An average over about four extents: one odd page does not decide for a file.
-        known = old is not None and old[0] != _UNTOLD
-        self._note(version, (old[0] + (ratio - old[0]) / 4 if old is not None and known else ratio, 0))
-
-    def _note(self, version: bytes, seen: tuple[float, int]) -> None:
-        self._seen[version] = seen
+        self._seen[version] = (ratio if old is None else old[0] + (ratio - old[0]) / 4, 0)
         if len(self._seen) > limits.PACK_VERSIONS_MAX:
             self._seen.popitem(last=False)

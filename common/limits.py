@@ -239,6 +239,10 @@ for a spoke leaves by TCP's shares, not by its turns; 25 ms at 10 Gbit/s."""
 READ_AHEAD_TOTAL_BYTES = 256 * 1024 * 1024
 """The same for all connections together; past it each connection may still hold one extent, so that none stands still. Wait."""
 
+PUMP_PICKS = 8
+"""Extents begun in one step of the event loop: 2 ms of reading and digests. Of 54 at once the first left 20 ms later, behind the last.
+The rest wait for the next step."""
+
 READ_AHEAD_ITEM_MIN_BYTES = 64 * 1024
 """What the smallest read counts for in the three limits above: it bounds how many small reads are open at once."""
 
@@ -717,9 +721,11 @@ PREFETCH_OUTSTANDING_MIN_BYTES = 16 * 1024 * 1024
 PREFETCH_START_BYTES = 16 * 1024 * 1024
 """A window below this grows eightfold with a late read, above twofold: the first round trips of a file are the dear ones."""
 
-PREFETCH_START_PIECE_BLOCKS = 16
-"""A stream that has read less than 1 MiB asks for pieces of 64 KiB, then of 128 KiB until PREFETCH_START_BYTES, spread over the links:
-what a new connection sends in its first round trip is 10 packets (84 kB with an MTU of 8,500). Split."""
+PREFETCH_START_PIECE_BLOCKS = 11
+PREFETCH_BEGUN_PIECE_BLOCKS = 32
+"""A stream that has read less than 1 MiB asks for pieces of 44 KiB, then of 128 KiB until PREFETCH_START_BYTES, spread over the links: a new
+connection takes 65,535 bytes in its first round trip (a SYN's window has 16 bits), which hold one such piece behind 16 KiB of demand,
+headers included. A piece that ends beyond them comes a round trip later as a whole. Split."""
 
 PREFETCH_FIRST_BYTES = 4 * 1024 * 1024
 PREFETCH_FIRST_SHARE = 64
@@ -1053,6 +1059,10 @@ PACK_RETRY_EXTENTS = 64
 
 PACK_VERSIONS_MAX = 4096
 """Versions whose shrinkage is remembered; the one seen longest ago is forgotten, and simply tried again."""
+
+PACK_HERE_BYTES = 16 * 1024
+"""Up to here an extent is packed on the event loop (25 us of noise, 110 us of token ids; a thread's answer takes as long), and so much of
+a larger one tells what to expect of its file."""
 
 PACK_QUEUE_BYTES = 8 * 1024 * 1024
 """Given to the packing threads and not packed yet: 10 ms of two. Beyond it what could leave at once goes raw."""

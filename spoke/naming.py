@@ -1,12 +1,13 @@
-"""The path of a version, for log lines and reports. The tree is asked by paths alone, so this walks it: rare, and in turns."""
+"""The names of versions, for log lines, reports and orders. The tree is asked by paths alone, so this walks it: rare, and in turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
+from common import limits
 from common.entries import Kind
-from spoke.namespace.tree import Tree
+from spoke.namespace.tree import Node, Tree
 
 _NODES_A_TURN = 2000
 
@@ -36,3 +37,15 @@ async def paths_of(tree: Tree, versions: Iterable[bytes]) -> dict[bytes, bytes]:
         if not number % _NODES_A_TURN:
             await asyncio.sleep(0)
     return found
+
+
+async def files_in_turns(tree: Tree) -> AsyncIterator[Node]:
+    """All files, a million names in slices; ends early when names change between two: what was found then has to do."""
+    for number, node in enumerate(tree.walk()):
+        if node.is_file:
+            yield node
+        if number % limits.NAME_SEARCH_SLICE == limits.NAME_SEARCH_SLICE - 1:
+            epoch, revision = tree.epoch, tree.revision
+            await asyncio.sleep(0)
+            if (tree.epoch, tree.revision) != (epoch, revision):
+                return

@@ -23,15 +23,14 @@ from typing import Any
 
 import xxhash
 from rich.console import Console
-from rich.markup import escape
 
 from bench.cpu_time import cpu_time
-from bench.lab import Lab, Spoke, ready
+from bench.lab import Lab, Spoke, in_lab, ready
 from bench.link import LinkShape
 from bench.path import ROOT, GivenWay, Way, describe, make_way
 from bench.wan import echo, report
 from common.errors import HeadraceError, UsageError
-from common.terminal import EXIT_FAILED, EXIT_USAGE
+from common.terminal import EXIT_USAGE
 from common.units import format_size, parse_duration, parse_rate, parse_size
 
 DATASET = "wan"
@@ -255,28 +254,24 @@ def main() -> int:
     arguments = ready(console, parse)
     if arguments is None:
         return EXIT_USAGE
-    spoke_prefix = shlex.split(arguments.spoke_exec or "")
-    with Lab(keep=arguments.keep, spoke_prefix=spoke_prefix) as lab:
-        try:
-            if arguments.hub_address:
-                silencers = (
-                    shlex.split(arguments.outage_begin or "false"),
-                    shlex.split(arguments.outage_end or "false"),
-                )
-                way = GivenWay("a given link", shlex.split(arguments.hub_exec), arguments.hub_address, silencers)
-                result = measure(lab, way, arguments, lambda line: console.print(f"  {line}"))
-            else:
-                shape = LinkShape(arguments.rtt, arguments.rate, loss=arguments.loss)
-                with make_way(arguments.link, shape, lab.directory / "proxy.log", lab.environ) as made:
-                    result = measure(lab, made, arguments, lambda line: console.print(f"  {line}"))
-        except (HeadraceError, OSError) as error:
-            console.print(f"[red]failed:[/] {escape(str(error))}")
-            console.print(lab.last_words(), markup=False)
-            return EXIT_FAILED
-    report.show(result, console)
-    for path in report.write(result, arguments.out, arguments.name):
-        console.print(f"  {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}")
-    return 0
+
+    def work(lab: Lab) -> None:
+        if arguments.hub_address:
+            silencers = (
+                shlex.split(arguments.outage_begin or "false"),
+                shlex.split(arguments.outage_end or "false"),
+            )
+            way = GivenWay("a given link", shlex.split(arguments.hub_exec), arguments.hub_address, silencers)
+            result = measure(lab, way, arguments, lambda line: console.print(f"  {line}"))
+        else:
+            shape = LinkShape(arguments.rtt, arguments.rate, loss=arguments.loss)
+            with make_way(arguments.link, shape, lab.directory / "proxy.log", lab.environ) as made:
+                result = measure(lab, made, arguments, lambda line: console.print(f"  {line}"))
+        report.show(result, console)
+        for path in report.write(result, arguments.out, arguments.name):
+            console.print(f"  {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}")
+
+    return in_lab(console, work, keep=arguments.keep, spoke_prefix=shlex.split(arguments.spoke_exec or ""))
 
 
 if __name__ == "__main__":

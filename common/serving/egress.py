@@ -10,13 +10,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from common import limits
 from common.blocks import BLOCK_BYTES, BlockRange
 from common.digest import DIGEST_BYTES
 from common.errors import Cancelled, DeadlineExceeded, HeadraceError
 from common.log import get_logger
 from common.serving.observer import Observer
 from common.serving.packing_choice import PackingChoice
-from common.serving.scheduler import Pick, Request, Scheduler
+from common.serving.requests import Pick, Request
+from common.serving.scheduler import Scheduler
 from common.serving.source import BlockSource, Extent
 from common.wire.messages import Codec, Data, Priority
 
@@ -167,9 +169,14 @@ class Egress:
         for request in self.scheduler.expired(now_s):
             waited_s = now_s - request.submitted_s
             self._fail(request, DeadlineExceeded(f"not served within its {waited_s:.3f} s"))
-        while (pick := self.scheduler.next(now_s)) is not None:
+        for _ in range(limits.PUMP_PICKS):
+            pick = self.scheduler.next(now_s)
+            if pick is None:
+                break
             task = asyncio.create_task(self._read(pick), name="serving read")
             self._reading[pick] = task
+        else:
+            self.pump_soon()
         self._arm(now_s)
 
     def pump_soon(self) -> None:

@@ -46,8 +46,6 @@ class Packer:
         self._cpu_s = cpu_s
         self._packing_bytes = 0
         self._timed_extents = 0
-        self._first_tries: dict[bytes, asyncio.Future[None]] = {}
-        """By version: done once it is known what packing makes of its first extent."""
         self.cost = PackingCost(cores=min(threads, len(os.sched_getaffinity(0))))
         self.raw_bytes = 0
         self.packed_bytes = 0
@@ -64,14 +62,16 @@ class Packer:
     async def pack(self, version: bytes, extent: Extent, link: Link) -> Packed:
         """The extent as it shall travel on ``link``."""
         packed = Packed(extent, Codec.RAW, extent.data)
-        if self._wants(version, extent, link) and await self._shrinks(version, link):
-            payload = await self._pack_in_thread(version, extent)
-            if len(payload) < len(extent.data) * limits.PACK_WORTH_RATIO:
+        size_bytes = len(extent.data)
+        if self._wants(version, extent, link):
+            here = size_bytes <= limits.PACK_HERE_BYTES
+            payload = self._pack_here(version, extent.data) if here else await self._pack_in_thread(version, extent)
+            if len(payload) < size_bytes * limits.PACK_WORTH_RATIO:
                 packed = Packed(extent, Codec.ZSTD, payload)
-        self.raw_bytes += len(extent.data)
+        self.raw_bytes += size_bytes
         self.packed_bytes += len(packed.payload)
         if link.packing is not None:
-            link.packing.prepared(len(extent.data), len(packed.payload), self.cost)
+            link.packing.prepared(size_bytes, len(packed.payload), self.cost)
         return packed
 
     def _wants(self, version: bytes, extent: Extent, link: Link) -> bool:
@@ -85,33 +85,18 @@ class Packer:
             busy = self._packing_bytes >= limits.PACK_QUEUE_BYTES
             if busy and link.waiting_bytes < limits.PACK_WHEN_WAITING_BYTES:
                 return False
-        return True
-
-    async def _shrinks(self, version: bytes, link: Link) -> bool:
-        """What is known of the version, or is about to be: a small file goes in one burst, all of it before its first extent is packed.
-
-        Where bytes count more than a millisecond the rest of the burst waits for the first; over a near path it goes raw.
-        """
-        first = self._first_tries.get(version)
-        if first is not None and (
-            self._compression is Compression.ON or (link.packing is not None and link.packing.far)
-        ):
-            await asyncio.wait([first])
+        if self._shrinkage.ratio(version) is None and size_bytes > limits.PACK_HERE_BYTES:
+            # A file's first extents come in a burst: were they told by what a thread makes of the first, those that shrink would
+            # go raw meanwhile, or those that do not would wait, and later ones overtake them.
+            self._pack_here(version, extent.data[: limits.PACK_HERE_BYTES])
         return self._shrinkage.worth_trying(version)
 
-    async def _pack_in_thread(self, version: bytes, extent: Extent) -> bytes:
-        if not self._shrinkage.untold(version):
-            return await self._packed_and_timed(version, extent)
-        told = self._first_tries[version] = asyncio.get_running_loop().create_future()
-        try:
-            return await self._packed_and_timed(version, extent)
-        finally:
-            del self._first_tries[version]
-            told.set_result(None)
-            if self._shrinkage.untold(version):
-                self._shrinkage.forget(version)  # cancelled: the next one tells
+    def _pack_here(self, version: bytes, data: bytes | bytearray | memoryview) -> bytes:
+        payload = codec.pack(data)
+        self._shrinkage.saw(version, len(data), len(payload))
+        return payload
 
-    async def _packed_and_timed(self, version: bytes, extent: Extent) -> bytes:
+    async def _pack_in_thread(self, version: bytes, extent: Extent) -> bytes:
         size_bytes = len(extent.data)
         self._packing_bytes += size_bytes
         try:

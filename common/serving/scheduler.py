@@ -10,7 +10,7 @@ goes ahead of the other spokes' turns, on credit: what it took is held against i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common import limits
@@ -18,6 +18,7 @@ from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange, split_at_extent
 from common.errors import Overloaded
 from common.pacing import Pacer
 from common.serving.deadlines import Deadlines
+from common.serving.requests import LinkQueues, PathLoad, Pick, Request, SpokeTurns
 from common.serving.weights import WEIGHT_MAX, WEIGHT_MIN
 from common.wire.messages import Priority
 
@@ -38,118 +39,6 @@ class ReadAhead:
     total_bytes: int = limits.READ_AHEAD_TOTAL_BYTES
 
 
-class _Path:
-    """What lies between this process and one address; ``links`` counts the connections over it."""
-
-    __slots__ = ("hungry", "hungry_weight", "links", "outstanding_bytes", "pacer")
-
-    def __init__(self) -> None:
-        self.links = 0
-        self.hungry = 0
-        self.hungry_weight = 0.0
-        """Spokes with something outstanding, and their weights."""
-        self.outstanding_bytes = 0
-        self.pacer = Pacer(None)
-
-
-class _Spoke:
-    __slots__ = (
-        "ahead_bytes", "deficit_bytes", "in_demand_ring", "in_ring", "links", "outstanding_bytes", "pacer", "path", "turn_open", "weight"
-    )  # fmt: skip
-
-    def __init__(self, weight: float, rate_bytes_per_s: float | None, path: _Path) -> None:
-        self.weight = weight
-        self.path = path
-        self.pacer = Pacer(rate_bytes_per_s)
-        self.links: deque[_Link] = deque()
-        self.deficit_bytes = 0.0
-        self.ahead_bytes = 0
-        self.outstanding_bytes = 0
-        self.turn_open = False
-        self.in_ring = False
-        self.in_demand_ring = False
-
-    def next_send_at(self, now_s: float) -> float:
-        return max(self.pacer.next_send_at(now_s, 0), self.path.pacer.next_send_at(now_s, 0))
-
-    def ask(self, size_bytes: int) -> None:
-        """More (or, negative, less) is outstanding."""
-        changed = -(self.outstanding_bytes > 0)
-        self.outstanding_bytes += size_bytes
-        changed += self.outstanding_bytes > 0
-        self.path.hungry += changed
-        self.path.hungry_weight += changed * self.weight
-        self.path.outstanding_bytes += size_bytes
-
-
-class _Link:
-    __slots__ = ("ahead_bytes", "link_id", "queues", "requests", "spoke")
-
-    def __init__(self, link_id: int, spoke: _Spoke) -> None:
-        self.link_id = link_id
-        self.spoke = spoke
-        self.requests: dict[int, Request] = {}
-        self.queues: tuple[deque[Request], ...] = tuple(deque() for _ in Priority)
-        self.ahead_bytes = [0 for _ in Priority]
-
-    def first_bytes(self, lane: Priority) -> int:
-        return self.queues[lane][0].queued[0].block_count * BLOCK_BYTES
-
-
-class Request:
-    """One READ. Read-only for all but the scheduler. ``queued``: extents not picked yet; ``picks``: those under way."""
-
-    __slots__ = ("deadline_s", "link", "picks", "priority", "queued", "request_id", "submitted_s", "version")
-
-    def __init__(
-        self,
-        link: _Link,
-        request_id: int,
-        version: bytes,
-        extents: Iterable[BlockRange],
-        priority: Priority,
-        submitted_s: float,
-        deadline_s: float | None,
-    ) -> None:
-        self.link = link
-        self.request_id = request_id
-        self.version = version
-        self.queued = deque(extents)
-        self.picks: dict[Pick, None] = {}  # in order
-        self.priority = priority
-        self.submitted_s = submitted_s
-        self.deadline_s = deadline_s
-
-    @property
-    def link_id(self) -> int:
-        return self.link.link_id
-
-    @property
-    def is_open(self) -> bool:
-        return self.link.requests.get(self.request_id) is self
-
-
-class Pick:
-    """One extent of a READ, to be read and sent now. ``live`` turns false once it was sent or its READ has ended."""
-
-    __slots__ = ("ahead_bytes", "blocks", "lane", "live", "loading", "request", "size_bytes")
-
-    def __init__(self, request: Request, blocks: BlockRange, lane: Priority) -> None:
-        self.request = request
-        self.blocks = blocks
-        # As asked for: the last block of a file may hold less. finished() corrects the pacers by what really left.
-        self.size_bytes = blocks.block_count * BLOCK_BYTES
-        self.ahead_bytes = max(self.size_bytes, limits.READ_AHEAD_ITEM_MIN_BYTES)
-        self.lane = lane
-        self.live = True
-        self.loading = True
-
-    @property
-    def is_last(self) -> bool:
-        """Nothing else of its READ is left to send."""
-        return len(self.request.picks) == 1 and not self.request.queued
-
-
 class Scheduler:
     """Holds the READs of all connections ("links") of all spokes and picks the next extent.
 
@@ -167,16 +56,17 @@ class Scheduler:
         self._total_pacer = Pacer(total_rate_bytes_per_s)
         self._spoke_rate_bytes_per_s = spoke_rate_bytes_per_s
         self._read_ahead = read_ahead or ReadAhead()
-        self._spokes: dict[bytes, _Spoke] = {}
-        self._paths: dict[str, _Path] = {}
-        self._links: dict[int, _Link] = {}
-        self._ring: deque[_Spoke] = deque()
+        self._spokes: dict[bytes, SpokeTurns] = {}
+        self._paths: dict[str, PathLoad] = {}
+        self._links: dict[int, LinkQueues] = {}
+        self._ring: deque[SpokeTurns] = deque()
         """Spokes with something to pick, or with a debt to pay, in the order of their turns."""
-        self._demand_ring: deque[_Spoke] = deque()
+        self._demand_ring: deque[SpokeTurns] = deque()
         """Those of them whose demand may go on credit."""
         self._deadlines: Deadlines[Request] = Deadlines()
         self._open_requests = 0
         self._reading_bytes = 0
+        self._picks = 0
         self._total_ahead_bytes = 0
         self._spokes_paced = spoke_rate_bytes_per_s is not None
         self._total_held = False
@@ -193,11 +83,11 @@ class Scheduler:
             raise ValueError(f"a weight is between {WEIGHT_MIN} and {WEIGHT_MAX}, not {weight}")
         spoke = self._spokes.get(spoke_id)
         if spoke is None:
-            shared = self._paths.setdefault(path, _Path())
-            spoke = self._spokes[spoke_id] = _Spoke(weight, self._spoke_rate_bytes_per_s, shared)
+            shared = self._paths.setdefault(path, PathLoad())
+            spoke = self._spokes[spoke_id] = SpokeTurns(weight, self._spoke_rate_bytes_per_s, shared)
         self._weigh(spoke, weight)
         spoke.path.links += 1
-        link = self._links[link_id] = _Link(link_id, spoke)
+        link = self._links[link_id] = LinkQueues(link_id, spoke)
         spoke.links.append(link)
 
     def remove_link(self, link_id: int) -> list[Pick]:
@@ -241,7 +131,7 @@ class Scheduler:
         if spoke is not None:
             self._weigh(spoke, weight)
 
-    def _weigh(self, spoke: _Spoke, weight: float) -> None:
+    def _weigh(self, spoke: SpokeTurns, weight: float) -> None:
         if spoke.outstanding_bytes:
             spoke.path.hungry_weight += weight - spoke.weight
         spoke.weight = weight
@@ -386,20 +276,20 @@ class Scheduler:
                 somebody_saves = False
         return None
 
-    def _begin_turn(self, spoke: _Spoke) -> None:
+    def _begin_turn(self, spoke: SpokeTurns) -> None:
         spoke.turn_open = True
         spoke.deficit_bytes += EXTENT_BYTES * spoke.weight
         if not spoke.in_demand_ring:
             spoke.in_demand_ring = True
             self._demand_ring.append(spoke)
 
-    def _choose(self, spoke: _Spoke) -> tuple[_Link | None, Priority]:
+    def _choose(self, spoke: SpokeTurns) -> tuple[LinkQueues | None, Priority]:
         link = self._choose_link(spoke, Priority.DEMAND)
         if link is not None:
             return link, Priority.DEMAND
         return self._choose_link(spoke, Priority.PREFETCH), Priority.PREFETCH
 
-    def _choose_link(self, spoke: _Spoke, lane: Priority) -> _Link | None:
+    def _choose_link(self, spoke: SpokeTurns, lane: Priority) -> LinkQueues | None:
         if spoke.path.hungry > 1 and lane is not Priority.DEMAND:
             part_bytes = self._read_ahead.path_bytes * spoke.weight / spoke.path.hungry_weight
             if spoke.ahead_bytes >= max(2 * EXTENT_BYTES, part_bytes):
@@ -409,7 +299,7 @@ class Scheduler:
                 return link
         return None
 
-    def _pick(self, now_s: float, link: _Link, lane: Priority) -> Pick:
+    def _pick(self, now_s: float, link: LinkQueues, lane: Priority) -> Pick:
         links = link.spoke.links
         if links[0] is not link:
             links.remove(link)
@@ -418,7 +308,8 @@ class Scheduler:
         links.append(link)  # the others' turn
         queue = link.queues[lane]
         request = queue[0]
-        pick = Pick(request, request.queued.popleft(), lane)
+        self._picks += 1
+        pick = Pick(self._picks, request, request.queued.popleft(), lane)
         request.picks[pick] = None
         if not request.queued:
             queue.popleft()
@@ -431,7 +322,7 @@ class Scheduler:
         self._charge(now_s, link.spoke, pick.size_bytes)
         return pick
 
-    def _charge(self, now_s: float, spoke: _Spoke, size_bytes: int) -> None:
+    def _charge(self, now_s: float, spoke: SpokeTurns, size_bytes: int) -> None:
         spoke.deficit_bytes -= size_bytes
         spoke.pacer.sent(now_s, size_bytes)
         spoke.path.pacer.sent(now_s, size_bytes)
@@ -486,7 +377,7 @@ class Scheduler:
         link.spoke.path.pacer.correct(difference_bytes)
         self._total_pacer.correct(difference_bytes)
 
-    def _enter_rings(self, link: _Link) -> None:
+    def _enter_rings(self, link: LinkQueues) -> None:
         spoke = link.spoke
         if link.queues[Priority.DEMAND] and not spoke.in_demand_ring:
             spoke.in_demand_ring = True

@@ -17,12 +17,13 @@ from common.errors import AuthenticationFailed, NotAllowed, Overloaded, UnknownD
 from common.log import SayingLimit, get_logger
 from common.runtime import cancel_and_wait
 from common.serving.access import Access, Grant
+from common.serving.admission import Admission
 from common.serving.egress import Egress, Pack, pack_raw
 from common.serving.observer import Auditor, NoObserver, Observer
 from common.serving.orders import OrderDesk
 from common.serving.packing_choice import FAR_ANSWER_S, FAR_RTT_S, PackingChoice
 from common.serving.scheduler import ReadAhead, Scheduler
-from common.serving.session import Admission, Session
+from common.serving.session import Session
 from common.serving.source import Source
 from common.serving.steering import Steering
 from common.serving.turns import SnapshotTurns

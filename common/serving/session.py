@@ -1,55 +1,41 @@
-"""One connection of a spoke: its handshake, its requests, its feed, and the order in which frames reach the socket.
+"""One connection of a spoke, as asyncio's protocol: what comes is given to whom it concerns, what goes is written, and its end.
 
-What to send is decided as late as the socket allows: extents wait here in two lanes until the transport's buffer is
+What to send is decided as late as the socket allows: frames wait in the ``outbox`` until the transport's buffer is
 empty and the kernel's unsent queue short (TCP_NOTSENT_LOWAT), so demand overtakes prefetch that is already read.
-Nothing a peer says takes more down than its own connection.
+Who is there is ``admission``'s to say, answers that take time are ``slow_answers``'. Nothing a peer says takes more
+down than its own connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
-from collections import deque
 from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import replace
-from hashlib import sha256
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 from common import limits
-from common.errors import AuthenticationFailed, Cancelled, HeadraceError, NotAllowed, Overloaded, ProtocolError
+from common.errors import AuthenticationFailed, Cancelled, HeadraceError, Overloaded, ProtocolError
 from common.log import SayingLimit, get_logger
+from common.serving.admission import Admission, TokenCheck, identified
 from common.serving.egress import Egress, Packed
-from common.serving.feed import FeedMessage, follow
 from common.serving.observer import Auditor, Observer
-from common.serving.orders import OrderDesk, OrderQuestion, Teller, refusal
+from common.serving.orders import OrderDesk
+from common.serving.outbox import Outbox
 from common.serving.packing_choice import PackingChoice
-from common.serving.scheduler import Pick
+from common.serving.requests import Pick
+from common.serving.slow_answers import SlowAnswers, internal_error
 from common.serving.source import Source
-from common.serving.turns import SnapshotTurns, in_turn
+from common.serving.turns import SnapshotTurns
 from common.tcp import OptionSocket, PathFacts, limit_rate, path_facts, renew_bbr, tune
-from common.tls import expiry_of, identities_of
 from common.units import format_address
 from common.wire import messages as m
 from common.wire.connection import Closed, Connection, LocalProtocolError, Role
-from common.wire.proof import is_proof, proof
-from common.wire.rules import ID_BYTES, NONCE_BYTES
 
 log = get_logger(__name__)
 
 
 _WRITE_BYTES = 64 * 1024
 """Small frames are gathered up to here for one system call; what is given to the socket can not be overtaken."""
-
-
-class Admission(NamedTuple):
-    """What a spoke gets that was let in. ``hello``: as it is known from here on. ``counts_reads``: each READ needs leave."""
-
-    hello: m.Hello
-    source: Source
-    weight: float
-    counts_reads: bool
 
 
 class Host(Protocol):
@@ -113,17 +99,10 @@ class Session(asyncio.BufferedProtocol):
         self._connection = Connection(Role.HUB)
         self._source: Source | None = None
         self._counts_reads = False
-        self._challenged: tuple[m.Hello, bytes, bytes] | None = None  # HELLO, our nonce, the token
+        self._token_check = TokenCheck(host.token)
         self._transport: asyncio.Transport | None = None
-        self._lanes: tuple[deque[tuple[Pick, Packed]], ...] = tuple(deque() for _ in m.Priority)
-        self._feed_message: tuple[int, FeedMessage] | None = None
-        self._feed_room = asyncio.Event()
-        self._feed_room.set()
-        self._feed_task: asyncio.Task[None] | None = None
-        self._ended_feeds: set[asyncio.Task[None]] = set()
-        self._checks: set[asyncio.Task[None]] = set()
-        self._asking: set[asyncio.Task[None]] = set()
-        self._order_answers: deque[m.Piece] = deque()
+        self._outbox = Outbox()
+        self._answers = SlowAnswers(self, host, self._outbox)
         self._write_paused = False
         self._read_paused = False
         self._flush_scheduled = False
@@ -139,13 +118,17 @@ class Session(asyncio.BufferedProtocol):
         return self._source
 
     @property
+    def is_closing(self) -> bool:
+        return self._closing
+
+    @property
     def codecs(self) -> Sequence[m.Codec]:
         return self._connection.codecs
 
     @property
     def waiting_bytes(self) -> int:
-        staged_bytes = sum(len(packed.payload) for lane in self._lanes for _, packed in lane)
-        return staged_bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
+        unsent_bytes = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return self._outbox.extents.waiting_bytes + unsent_bytes
 
     @property
     def packing(self) -> PackingChoice | None:
@@ -154,14 +137,14 @@ class Session(asyncio.BufferedProtocol):
         return self._packing
 
     def stage(self, pick: Pick, packed: Packed) -> None:
-        self._lanes[pick.request.priority].append((pick, packed))
+        self._outbox.extents.add(pick, packed)
         if pick.request.priority is m.Priority.DEMAND and not self._flush_scheduled and not self._write_paused:
-            self._flush()  # a reader waits: not another step of the loop for the sake of one system call
+            self.flush()  # a reader waits: not another step of the loop for the sake of one system call
         else:
-            self._flush_soon()
+            self.flush_soon()
 
     def refuse(self, request_id: int, error: HeadraceError) -> None:
-        self._unstage(request_id)
+        self._outbox.extents.drop(request_id)
         self._send_error(error, request_id)
 
     # --- asyncio.BufferedProtocol ---------------------------------------------------------------------------
@@ -217,7 +200,7 @@ class Session(asyncio.BufferedProtocol):
             self._fail(error)
         except Exception:
             log.exception("handling a message failed, closing the connection", address=self.address)
-            self._fail(_internal_error())
+            self._fail(internal_error())
 
     def eof_received(self) -> bool:
         self._connection.receive_eof()
@@ -229,12 +212,8 @@ class Session(asyncio.BufferedProtocol):
             self._timer.cancel()
         if self._source is not None:
             self._egress.detach(self)
-        for lane in self._lanes:
-            lane.clear()
-        self._end_feed()
-        for task in (*self._checks, *self._asking):
-            task.cancel()
-        self._order_answers.clear()
+        self._outbox.extents.clear()
+        self._answers.cancel()
         self._host.closed(self)
         self._lost.set()
 
@@ -246,7 +225,7 @@ class Session(asyncio.BufferedProtocol):
         if self._read_paused and self._transport is not None:
             self._read_paused = False
             self._transport.resume_reading()
-        self._flush()
+        self.flush()
         if self._source is not None and not self._closing:
             self._egress.pump()
 
@@ -258,24 +237,26 @@ class Session(asyncio.BufferedProtocol):
                 self._read(request_id, message)
             case m.Cancel():
                 if self._egress.end(self, request_id):
-                    self._unstage(request_id)
+                    self._outbox.extents.drop(request_id)
                     self._send_error(Cancelled("withdrawn"), request_id)
             case m.Promote():
-                self._promote(request_id, message)
+                request = self._egress.promote(self, request_id, message.priority, message.deadline_ms)
+                if request is not None:
+                    self._outbox.extents.promote(request)
             case m.Ping():
-                self._send(m.Pong(message.token))
+                self.send(m.Pong(message.token))
             case m.Stats():
                 self._host.heard_stats(self, message)
             case m.Subscribe():
-                self._start_feed(request_id, message)
+                self._answers.start_feed(request_id, message)
             case m.Check():
-                self._start_check(message)
+                self._answers.check(message)
             case m.Report() | m.Orders() | m.Fetch():
-                self._ask_about_orders(message)
+                self._answers.ask_about_orders(message)
             case m.Hello():
                 self._greet(message)
             case m.Proof():
-                self._take_proof(message)
+                self._welcome(self._token_check.proven(message))
             case m.Pong():
                 if self.answer_s is None and self._pinged_s is not None:
                     self.answer_s = asyncio.get_running_loop().time() - self._pinged_s
@@ -285,48 +266,15 @@ class Session(asyncio.BufferedProtocol):
                 raise ProtocolError(f"{type(message).__name__} is not for a server")
 
     def _greet(self, hello: m.Hello) -> None:
-        token = self._host.token()
-        if token is None:
+        challenge = self._token_check.challenge(hello)
+        if challenge is not None:
+            self.send(challenge)
+        else:
             self._welcome(hello)
-            return
-        if m.TOKEN not in hello.capabilities:
-            raise AuthenticationFailed(
-                "this hub asks for its token, and this spoke offers none: mount with --token-file"
-            )
-        nonce = os.urandom(NONCE_BYTES)
-        self._challenged = hello, nonce, token
-        self._send(m.Challenge(nonce, proof(token, Role.HUB, hello, nonce)))
-
-    def _take_proof(self, message: m.Proof) -> None:
-        assert self._challenged is not None, "the connection lets no PROOF through without a CHALLENGE"
-        hello, nonce, token = self._challenged
-        self._challenged = None
-        if not is_proof(message.proof, token, Role.SPOKE, hello, nonce):
-            raise AuthenticationFailed("this spoke's token is not this hub's: give both the same --token-file")
-        self._welcome(hello)
-
-    def _identified(self, hello: m.Hello) -> tuple[m.Hello, Sequence[str]]:
-        """By the certificate, if there is one: what the spoke says of itself is only a choice among its names.
-
-        Its spoke_id then holds among the spokes of its own name alone. Raises AuthenticationFailed.
-        """
-        assert self._transport is not None
-        certificate = self._transport.get_extra_info("peercert")
-        if certificate is None:
-            return hello, (hello.identity,)
-        names = identities_of(certificate)
-        if not names:
-            raise AuthenticationFailed(
-                "the certificate has no name: give it a subjectAltName (DNS or URI), or a common name"
-            )
-        self.expires_s = expiry_of(certificate)
-        if hello.identity in names:
-            names = (hello.identity, *(name for name in names if name != hello.identity))
-        spoke_id = sha256(b"\0".join([names[0].encode(), hello.spoke_id])).digest()[:ID_BYTES]
-        return replace(hello, identity=names[0], spoke_id=spoke_id), names
 
     def _welcome(self, offered: m.Hello) -> None:
-        known, names = self._identified(offered)
+        assert self._transport is not None
+        known, names, self.expires_s = identified(offered, self._transport.get_extra_info("peercert"))
         hello, source, weight, self._counts_reads = self._host.welcome(self, known, names)
         self.names = names
         codecs = tuple(codec for codec in hello.codecs if codec in self._host.codecs)
@@ -339,7 +287,7 @@ class Session(asyncio.BufferedProtocol):
         self._source = source
         self._egress.attach(self, hello.spoke_id, weight, self.host_address)
         heartbeat_ms = round(limits.HEARTBEAT_INTERVAL_S * 1000)
-        self._send(
+        self.send(
             m.Welcome(
                 version,
                 hello.dataset,
@@ -353,7 +301,7 @@ class Session(asyncio.BufferedProtocol):
         )
         if len(codecs) > 1:
             self._pinged_s = asyncio.get_running_loop().time()
-            self._send(m.Ping(1))
+            self.send(m.Ping(1))
         self._host.observer.connected(hello.identity)
         if self._auditor is not None:
             self._auditor.connected(self.address, hello, names)
@@ -374,124 +322,16 @@ class Session(asyncio.BufferedProtocol):
         if self._auditor is not None:
             self._auditor.opened(self.address, cast(m.Hello, self.hello), read.file_version)
 
-    def _promote(self, request_id: int, promote: m.Promote) -> None:
-        request = self._egress.promote(self, request_id, promote.priority, promote.deadline_ms)
-        if request is None:
-            return
-        for lane in self._lanes:  # what is read already moves as well
-            if lane is not self._lanes[promote.priority]:
-                moved = [staged for staged in lane if staged[0].request is request]
-                if moved:
-                    self._unstage(request_id)
-                    self._lanes[promote.priority].extend(moved)
-
-    def _unstage(self, request_id: int) -> None:
-        for lane in self._lanes:
-            kept = [staged for staged in lane if staged[0].request.request_id != request_id]
-            if len(kept) < len(lane):
-                lane.clear()
-                lane.extend(kept)
-
-    # --- checks ---------------------------------------------------------------------------------------------
-
-    def _start_check(self, check: m.Check) -> None:
-        if len(self._checks) >= limits.CHECKS_MAX_OUTSTANDING:
-            self._answer_check(check, 0, Overloaded(f"more than {limits.CHECKS_MAX_OUTSTANDING} CHECKs are open"))
-            return
-        task = asyncio.create_task(self._run_check(check), name=f"check {self.address}")
-        self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
-
-    async def _run_check(self, check: m.Check) -> None:
-        try:
-            self._answer_check(check, await self.source.check(check.path))
-        except HeadraceError as error:
-            self._answer_check(check, 0, error)
-        except Exception:
-            log.exception("a check failed in an unforeseen way", address=self.address)
-            self._answer_check(check, 0, _internal_error())
-
-    def _answer_check(self, check: m.Check, revision: int, error: HeadraceError | None = None) -> None:
-        if self._closing:
-            return
-        code, message = (error.wire_code, str(error)) if error is not None else ("", "")
-        self._send(m.Checked(check.token, self.source.catalog_id, revision, code, message))
-
-    # --- orders ---------------------------------------------------------------------------------------------
-
-    def _ask_about_orders(self, question: OrderQuestion) -> None:
-        if self._host.orders is None:
-            self._send(refusal(question, NotAllowed("this hub keeps no orders")))
-            return
-        if len(self._asking) + len(self._order_answers) >= limits.ORDER_QUESTIONS_MAX_OUTSTANDING:
-            most = limits.ORDER_QUESTIONS_MAX_OUTSTANDING
-            self._send(refusal(question, Overloaded(f"more than {most} questions about orders are open")))
-            return
-        task = asyncio.create_task(self._run_question(self._host.orders, question), name=f"orders {self.address}")
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
-
-    async def _run_question(self, desk: OrderDesk, question: OrderQuestion) -> None:
-        """A piece of an order leaves when nothing else waits to."""
-        hello = cast(m.Hello, self.hello)
-        try:
-            answer = await desk.answer(self.source.dataset, Teller(hello.identity, hello.spoke_id), question)
-        except Exception:
-            log.exception("a question about orders failed in an unforeseen way", address=self.address)
-            answer = refusal(question, _internal_error())
-        if self._closing:
-            return
-        if isinstance(answer, m.Piece):
-            self._order_answers.append(answer)
-            self._flush_soon()
-        else:
-            self._send(answer)
-
-    # --- the feed -------------------------------------------------------------------------------------------
-
-    def _start_feed(self, request_id: int, subscribe: m.Subscribe) -> None:
-        """A new SUBSCRIBE replaces the old one."""
-        self._end_feed()
-        self._feed_message = None
-        self._feed_room.set()
-        self._feed_task = asyncio.create_task(self._run_feed(request_id, subscribe), name=f"feed {self.address}")
-
-    def _end_feed(self) -> None:
-        task, self._feed_task = self._feed_task, None
-        if task is not None and not task.done():
-            self._ended_feeds.add(task)
-            task.add_done_callback(self._ended_feeds.discard)
-            task.cancel()
-
-    async def _run_feed(self, request_id: int, subscribe: m.Subscribe) -> None:
-        """Ask for the next message only when the last one has been written and the socket took it."""
-        assert self.hello is not None
-        source = in_turn(self.source, self._host.snapshot_turns, self.hello.identity)
-        try:
-            async with aclosing(follow(source, subscribe)) as messages:
-                async for message in messages:
-                    self._feed_message = (request_id, message)
-                    self._feed_room.clear()
-                    self._flush()
-                    await self._feed_room.wait()
-                    await asyncio.sleep(0)  # a long snapshot to a fast reader must not keep the loop from the others
-        except HeadraceError as error:
-            log.warning("a feed failed", address=self.address, error=str(error))
-            self._fail(error)  # the wire has no ERROR for one subscription: the spoke dials again
-        except Exception:
-            log.exception("a feed failed in an unforeseen way, closing the connection", address=self.address)
-            self._fail(_internal_error())
-
     # --- out ------------------------------------------------------------------------------------------------
 
-    def _flush_soon(self) -> None:
+    def flush_soon(self) -> None:
         """Extents that become ready in one step of the loop leave with one system call."""
         if not self._flush_scheduled and not self._write_paused:
             self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
 
-    def _flush(self) -> None:
-        """Write frames, most urgent first, until the socket is full: the feed (one frame at most waits), demand, prefetch, orders."""
+    def flush(self) -> None:
+        """Write what the outbox has, most urgent first, until the socket is full."""
         self._flush_scheduled = False
         try:
             while not self._write_paused and not self._closing:
@@ -500,50 +340,35 @@ class Session(asyncio.BufferedProtocol):
                 if self._connection.pending_bytes >= _WRITE_BYTES:
                     self._write_pending()
             self._write_pending()
-            if self._feed_message is None and not self._write_paused:
-                self._feed_room.set()
+            if not self._write_paused:
+                self._outbox.written()
         except Exception:
             log.exception("sending failed, closing the connection", address=self.address)
-            self._fail(_internal_error())
+            self._fail(internal_error())
 
     def _queue_next(self) -> bool:
-        """Give the next frame to the connection; False when there is none."""
+        """Give the next frame to the connection, and count it; False when there is none."""
+        frame = self._outbox.next()
+        if frame is None:
+            return False
         before_bytes = self._connection.pending_bytes
-        if self._feed_message is not None:
-            request_id, message = self._feed_message
-            self._feed_message = None
-            self._connection.send(message, request_id)
-            self._count(self._connection.pending_bytes - before_bytes)
-            return True
-        lane = self._lanes[0] or self._lanes[1]
-        if not lane:
-            if not self._order_answers:
-                return False
-            self._connection.send(self._order_answers.popleft())
-            self._count(self._connection.pending_bytes - before_bytes)
-            return True
-        pick, packed = lane.popleft()
-        if pick.live:
-            last = pick.is_last
-            self._connection.send(packed.message(last=last), pick.request.request_id)
-            wire_bytes = self._connection.pending_bytes - before_bytes
-            self._egress.sent(pick, wire_bytes, last=last)
-            self._count(wire_bytes)
-        return True
-
-    def _count(self, wire_bytes: int) -> None:
+        self._connection.send(frame.message, frame.request_id)
+        wire_bytes = self._connection.pending_bytes - before_bytes
+        if frame.pick is not None:
+            self._egress.sent(frame.pick, wire_bytes, last=frame.pick.is_last)
         self.sent_bytes += wire_bytes
         if self.hello is not None:
             self._host.observer.sent(self.hello.identity, wire_bytes)
+        return True
 
-    def _send(self, message: m.Message, request_id: int = 0) -> None:
+    def send(self, message: m.Message, request_id: int = 0) -> None:
         """Write one frame now."""
         self._connection.send(message, request_id)
         self._write_pending()
 
     def _send_error(self, error: HeadraceError, request_id: int = 0) -> None:
         try:
-            self._send(m.Error(error.wire_code, str(error), error.retryable), request_id)
+            self.send(m.Error(error.wire_code, str(error), error.retryable), request_id)
         except LocalProtocolError:
             log.exception("could not answer a request", request_id=request_id, error=str(error))
 
@@ -566,7 +391,7 @@ class Session(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Close once what is queued has been written, or CLOSE_GRACE_S later without."""
         self._closing = True
-        self._end_feed()
+        self._answers.end_feed()
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -588,7 +413,7 @@ class Session(asyncio.BufferedProtocol):
 
     async def wait_closed(self) -> None:
         await self._lost.wait()
-        await asyncio.gather(*self._ended_feeds, *self._checks, *self._asking, return_exceptions=True)
+        await self._answers.wait_ended()
 
     def path(self) -> PathFacts | None:
         """What TCP says about this connection."""
@@ -636,10 +461,6 @@ class Session(asyncio.BufferedProtocol):
         self._host.observer.refused(error.wire_code)
         if self._auditor is not None:
             self._auditor.refused(self.address, self.hello, error)
-
-
-def _internal_error() -> HeadraceError:
-    return HeadraceError("internal error; the server's log has the details")
 
 
 def _readable_address(peer: object) -> str:

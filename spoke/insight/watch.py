@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +24,7 @@ from spoke.insight.training import Reads as ReadCounts
 from spoke.insight.training import Training
 from spoke.metrics import Counts
 from spoke.namespace.tree import Node, Tree
+from spoke.naming import files_in_turns
 from spoke.plan_message import PlanMessage
 from spoke.prefetch.scorecard import Reason, Scorecard
 from spoke.reads import Handle, Reads, Waited
@@ -382,16 +382,11 @@ async def find_names(tree: Tree, versions: Iterable[bytes]) -> dict[bytes, str]:
     found: dict[bytes, str] = {}
     if not wanted:
         return found
-    for number, node in enumerate(tree.walk()):
-        if node.is_file and (version := node.entry.version) in wanted:
+    async for node in files_in_turns(tree):
+        if (version := node.entry.version) in wanted:
             found.setdefault(version, text_of(node.path()))
             if len(found) == len(wanted):
                 break
-        if number % limits.NAME_SEARCH_SLICE == limits.NAME_SEARCH_SLICE - 1:
-            epoch, revision = tree.epoch, tree.revision
-            await asyncio.sleep(0)
-            if (tree.epoch, tree.revision) != (epoch, revision):
-                break  # names changed below us: what was found has to do
     return found
 
 

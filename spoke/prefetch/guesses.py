@@ -161,9 +161,9 @@ class Guesses:
             piece_blocks = EXTENT_BLOCKS
             if starting:
                 begun = run.evidence_blocks >= EXTENT_BLOCKS
-                piece_blocks = limits.PREFETCH_START_PIECE_BLOCKS * 2 if begun else limits.PREFETCH_START_PIECE_BLOCKS
-            cut_block = (first_block // piece_blocks + 1) * piece_blocks
-            stop_block = min(end_block, cut_block)
+                piece_blocks = limits.PREFETCH_BEGUN_PIECE_BLOCKS if begun else limits.PREFETCH_START_PIECE_BLOCKS
+            extent_end_block = (first_block // EXTENT_BLOCKS + 1) * EXTENT_BLOCKS
+            stop_block = min(end_block, first_block + piece_blocks, extent_end_block)
             if stop_block <= first_block:
                 continue
             if (stop_block - first_block) * BLOCK_BYTES > budget_bytes:

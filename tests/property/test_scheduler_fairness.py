@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange, split_at_extents
-from common.serving.scheduler import Pick, ReadAhead, Scheduler
+from common.serving.requests import Pick
+from common.serving.scheduler import ReadAhead, Scheduler
 from common.wire.messages import Priority
 
 VERSION = bytes(16)

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
 from spoke import control
+from spoke.cli import app
 from spoke.places import runtime_dir
 
 START_TIMEOUT_S = 30.0
@@ -108,7 +110,7 @@ class Spoke(Process):
         return self
 
     def status(self) -> dict[str, Any]:
-        return json.loads(run("spoke.cli", "status", str(self.mountpoint), "--json").stdout)
+        return json.loads(ask("status", str(self.mountpoint), "--json").stdout)
 
     def facts(self) -> dict[str, Any]:
         """What ``status`` shows, without a process of its own: cheap enough to ask again and again."""
@@ -158,6 +160,12 @@ def run(module: str, *arguments: str, timeout_s: float = 60.0) -> subprocess.Com
     return subprocess.run(
         [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
     )
+
+
+def ask(*words: str) -> subprocess.CompletedProcess[str]:
+    """A command of the spoke's that only asks, in this process: a tenth of what a process of its own costs."""
+    result = CliRunner().invoke(app, words, prog_name="headrace-spoke")
+    return subprocess.CompletedProcess(words, result.exit_code, result.stdout, result.stderr)
 
 
 def children(pid: int) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.pair import Pair, eventually, run
+from tests.system.pair import Pair, ask, eventually
 
 pytestmark = pytest.mark.mount
 
@@ -192,8 +192,8 @@ def test_a_loss_of_most_names_is_held_back_until_it_is_accepted(pair: Pair) -> N
     eventually(lambda: spoke.status()["names"]["suspicious"] is not None)
     assert len(os.listdir(spoke.mountpoint)) > 100
     assert (spoke.mountpoint / "007").read_bytes() == b"7"
-    assert "accept" in run("spoke.cli", "status", str(spoke.mountpoint)).stdout
-    accepted = run("spoke.cli", "accept", str(spoke.mountpoint))
+    assert "accept" in ask("status", str(spoke.mountpoint)).stdout
+    accepted = ask("accept", str(spoke.mountpoint))
     assert accepted.returncode == 0
     eventually(lambda: len(os.listdir(spoke.mountpoint)) == 20)
     assert spoke.status()["names"]["suspicious"] is None

@@ -13,6 +13,7 @@ from bench.chaos.run import FEW_READERS, READERS, Run
 pytestmark = pytest.mark.mount
 
 
+@pytest.mark.slow
 def test_three_faults_and_not_one_wrong_byte(tmp_path: Path) -> None:
     kinds = ["wire_reset", "wire_flip_data", "data_replaced"]
     run = Run(5, 3.0, kinds, readers=FEW_READERS, scale=0.3, say=print)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from flipping_proxy import flipping
-from pair import Pair, Spoke, eventually, run
+from pair import Pair, Spoke, ask, eventually
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import HeadraceError
@@ -162,7 +162,7 @@ def cached(pair: Pair, contents: dict[str, bytes], extra: tuple[str, ...] = ()) 
     pairs = Pairs(pair.work_dir / "cache", pair.work_dir / "older")
     pairs.learn(contents)
     pairs.keep()
-    warmed = run("spoke.cli", "warm", str(spoke.mountpoint), "--quiet")
+    warmed = ask("warm", str(spoke.mountpoint), "--quiet")
     assert warmed.returncode == 0, warmed.stderr
     return spoke, pairs, hub.address
 
@@ -188,7 +188,7 @@ def test_damage_at_rest(pair: Pair) -> None:
         assert line["cause"]
         assert line["next_step"]
     eventually(lambda: spoke.facts()["cache"]["write_backlog_bytes"] == 0)
-    checked = run("spoke.cli", "verify", str(spoke.mountpoint))
+    checked = ask("verify", str(spoke.mountpoint))
     assert checked.returncode == 0, checked.stdout
 
 
@@ -204,8 +204,8 @@ def test_damage_while_it_runs(pair: Pair) -> None:
     eventually(lambda: {line["path"] for line in lines(spoke.log(), "cached blocks were bad")} >= expected)
     spoke.settled()
     # What was read from memory, or can be believed by what is in memory, is seen and mended by this.
-    assert run("spoke.cli", "verify", str(spoke.mountpoint)).returncode in (0, 1)
-    assert run("spoke.cli", "verify", str(spoke.mountpoint)).returncode == 0
+    assert ask("verify", str(spoke.mountpoint)).returncode in (0, 1)
+    assert ask("verify", str(spoke.mountpoint)).returncode == 0
     all_right(spoke, contents)
 
 
@@ -370,41 +370,41 @@ def test_verify(pair: Pair) -> None:
     contents = make(pair)
     spoke, pairs, address = cached(pair, contents)
     mount, cache = str(spoke.mountpoint), str(pair.work_dir / "cache")
-    assert run("spoke.cli", "verify", mount).returncode == 0
+    assert ask("verify", mount).returncode == 0
     flip(pairs, "flip", contents["flip"])
     zero(pairs, "zero", contents["zero"])
-    narrow = run("spoke.cli", "verify", mount, "swap", f"{mount}/truncate", "--json")
+    narrow = ask("verify", mount, "swap", f"{mount}/truncate", "--json")
     assert narrow.returncode == 0
     assert json.loads(narrow.stdout)["files"] == 2
-    found = run("spoke.cli", "verify", mount, "--json")
+    found = ask("verify", mount, "--json")
     assert found.returncode == 1
     facts = json.loads(found.stdout)
     assert {bad["path"]: bad["blocks"] for bad in facts["bad_files"]} == {"flip": [[150, 1]], "zero": [[0, 301]]}
     assert facts["bad_blocks"] == facts["mended_blocks"] == 302
-    assert run("spoke.cli", "verify", mount).returncode == 0, "they were mended"
+    assert ask("verify", mount).returncode == 0, "they were mended"
     flip(pairs, "flip", contents["flip"])
-    kept = run("spoke.cli", "verify", mount, "flip", "--no-repair")
+    kept = ask("verify", mount, "flip", "--no-repair")
     assert kept.returncode == 1
     assert "flip: blocks 150" in kept.stdout
 
     for wrong in ((), (mount, "--cache-dir", cache), (mount, "no/such/file"), (mount, "--rate", "fast"), ("/",),
                   ("--cache-dir", cache), ("--cache-dir", str(pair.data)), ("--cache-dir", "/nowhere")):  # fmt: skip
-        answer = run("spoke.cli", "verify", *wrong)
+        answer = ask("verify", *wrong)
         assert answer.returncode == 2, (wrong, answer)
         assert answer.stderr
 
     assert (spoke.mountpoint / "flip").read_bytes() == contents["flip"]
     assert spoke.terminate() == 0
-    assert run("spoke.cli", "verify", "--cache-dir", cache).returncode == 0
+    assert ask("verify", "--cache-dir", cache).returncode == 0
     flip(pairs, "flip", contents["flip"])
     truncate_index(pairs, "swap", contents["swap"])
     for _ in range(2):  # without repair nothing changes
-        found = run("spoke.cli", "verify", "--cache-dir", cache, "--no-repair", "--json")
+        found = ask("verify", "--cache-dir", cache, "--no-repair", "--json")
         assert found.returncode == 1
         named = {bad["path"]: bad["blocks"] for bad in json.loads(found.stdout)["bad_files"]}
         assert named == {"data: flip": [[150, 1]], "data: swap": [[0, 301]]}
-    assert run("spoke.cli", "verify", "--cache-dir", cache).returncode == 1
-    assert run("spoke.cli", "verify", "--cache-dir", cache).returncode == 0
+    assert ask("verify", "--cache-dir", cache).returncode == 1
+    assert ask("verify", "--cache-dir", cache).returncode == 0
     spoke = pair.spoke(address, extra=("--scrub-rate", "0"))
     all_right(spoke, contents)
     assert corrupt(spoke, "cache") == 0, "what was bad had been taken out"
@@ -425,9 +425,9 @@ def test_the_scrub_finds_what_nobody_reads(pair: Pair) -> None:
     seen = samples(spoke)
     assert seen["headrace_spoke_scrub_bad_blocks_total",] == 1  # type: ignore[index]
     assert seen["headrace_spoke_scrub_bytes_total",] >= len(contents) * SIZE_BYTES - BLOCK  # type: ignore[index]
-    assert "scrub      " in run("spoke.cli", "status", str(spoke.mountpoint)).stdout
+    assert "scrub      " in ask("status", str(spoke.mountpoint)).stdout
     spoke.settled()
-    assert run("spoke.cli", "verify", str(spoke.mountpoint)).returncode == 0
+    assert ask("verify", str(spoke.mountpoint)).returncode == 0
 
 
 @pytest.mark.slow
@@ -455,7 +455,7 @@ def test_a_spoke_killed_at_seeded_moments_keeps_what_it_had(pair: Pair) -> None:
         spoke.kill()
         reading.join()
         spoke = pair.spoke(hub.address, extra=flags)
-        kept = json.loads(run("spoke.cli", "verify", str(spoke.mountpoint), "--json").stdout)
+        kept = json.loads(ask("verify", str(spoke.mountpoint), "--json").stdout)
         assert kept["bad_blocks"] == 0
         assert (
             spoke.facts()["cache"]["used_bytes"] >= 0.9 * used_bytes

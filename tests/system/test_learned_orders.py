@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 
 import pytest
-from pair import Pair, Spoke, eventually, run
+from pair import Pair, Spoke, ask, eventually
 from shuffled_job import DATA_BYTES, MIB, epoch, make_data
 
 pytestmark = pytest.mark.mount
@@ -37,9 +37,9 @@ def test_the_same_order_again_is_there_over_a_smaller_cache_and_after_a_restart(
     assert again["received"] <= 1.05, again
     mountpoint = str(spoke.mountpoint)
     (order,) = learned(spoke)
-    assert "learned:data:1  by learned" in run("spoke.cli", "plan", mountpoint, "list").stdout
-    assert "1 orders kept" in run("spoke.cli", "status", mountpoint).stdout
-    told = run("spoke.cli", "explain", mountpoint, "train.bin").stdout
+    assert "learned:data:1  by learned" in ask("plan", mountpoint, "list").stdout
+    assert "1 orders kept" in ask("status", mountpoint).stdout
+    told = ask("explain", mountpoint, "train.bin").stdout
     assert "foretold by learned:data:1 (learned, " in told, told
     assert f"last job   read {DATA_BYTES // MIB} MiB of it" in told, told
 
@@ -52,10 +52,10 @@ def test_the_same_order_again_is_there_over_a_smaller_cache_and_after_a_restart(
     assert learned(spoke)[0]["name"] == order["name"]
     cold = epoch(spoke, 1, right)
     assert cold["hits"] >= 0.95, (cold, spoke.facts()["orders"], spoke.facts()["learned"])
-    assert run("spoke.cli", "plan", mountpoint, "drop", str(order["name"])).returncode == 0
+    assert ask("plan", mountpoint, "drop", str(order["name"])).returncode == 0
     assert learned(spoke) == []
-    assert run("spoke.cli", "plan", mountpoint, "reset").stdout.startswith("forgot 0 learned")
-    assert json.loads(run("spoke.cli", "status", mountpoint, "--json").stdout)["learned"]["recorded_steps"] == 0
+    assert ask("plan", mountpoint, "reset").stdout.startswith("forgot 0 learned")
+    assert json.loads(ask("status", mountpoint, "--json").stdout)["learned"]["recorded_steps"] == 0
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_another_order_each_epoch_costs_little(pair: Pair, far: Callable[[str], 
         assert seen["wasted"] <= 0.05, (seen, spoke.facts()["orders"])
     eventually(lambda: spoke.facts()["learned"]["epochs_seen"] >= 2)
     assert 1 <= len(learned(spoke)) <= 2
-    assert run("spoke.cli", "plan", str(spoke.mountpoint), "reset").returncode == 0
+    assert ask("plan", str(spoke.mountpoint), "reset").returncode == 0
     assert learned(spoke) == []
 
 

@@ -175,6 +175,7 @@ assert seen == len(ours)
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_torch_load_maps_a_cold_checkpoint(pair: Pair) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     job(

@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from pair import Pair, Spoke, eventually, run
+from pair import Pair, Spoke, ask, eventually, run
 
 pytestmark = pytest.mark.mount
 
@@ -40,7 +40,7 @@ def test_a_spoke_that_never_reached_its_hub_shows_what_it_has_and_nothing_else(p
     with pytest.raises(OSError) as failed:
         (spoke.mountpoint / "cold").read_bytes()
     assert failed.value.errno == errno.EIO
-    assert "NOT LINKED: no link for" in run("spoke.cli", "status", str(spoke.mountpoint)).stdout
+    assert "NOT LINKED: no link for" in ask("status", str(spoke.mountpoint)).stdout
     assert spoke.terminate() == 0
 
     # The first start ever: an empty directory would say that the dataset is empty.
@@ -87,7 +87,7 @@ def test_a_suspicious_hub_stays_so_over_a_restart_until_it_shows_the_names_or_is
     spoke = pair.spoke(hub.address, extra=["--no-prefetch"])
     assert suspicious(spoke)
     assert names(spoke) == everything
-    refused = run("spoke.cli", "accept", str(spoke.mountpoint))
+    refused = ask("accept", str(spoke.mountpoint))
     assert refused.returncode == 1
     assert "has not shown its names yet" in refused.stderr
 
@@ -96,7 +96,7 @@ def test_a_suspicious_hub_stays_so_over_a_restart_until_it_shows_the_names_or_is
     shown = []
 
     def is_shown() -> bool:
-        shown[:] = [run("spoke.cli", "accept", str(spoke.mountpoint), "--dry-run")]
+        shown[:] = [ask("accept", str(spoke.mountpoint), "--dry-run")]
         return bool(shown[0].returncode == 0)
 
     eventually(is_shown, 20)
@@ -116,7 +116,7 @@ def test_a_suspicious_hub_stays_so_over_a_restart_until_it_shows_the_names_or_is
     for path in pair.data.iterdir():
         path.unlink()
     eventually(lambda: suspicious(spoke))
-    assert run("spoke.cli", "accept", str(spoke.mountpoint)).returncode == 0
+    assert ask("accept", str(spoke.mountpoint)).returncode == 0
     eventually(lambda: names(spoke) == [])
     assert not suspicious(spoke)
     assert not list((pair.work_dir / "cache" / "names" / "data").glob("suspicious*"))

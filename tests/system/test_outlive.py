@@ -120,8 +120,9 @@ def check(report: dict[str, Any], pause_max_s: float = PAUSE_MAX_S) -> None:
 # --- killed ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, 20])
 def test_sixteen_readers_see_a_pause_and_right_bytes_when_the_worker_is_killed_again_and_again(
     pair: Pair, kills: int
 ) -> None:

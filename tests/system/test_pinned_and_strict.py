@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from pair import Pair, Spoke, eventually, run
+from pair import Pair, Spoke, ask, eventually, run
 
 from spoke.fuse.mountpoint import mounts_at
 
@@ -43,7 +43,7 @@ def test_a_mount_stays_at_a_snapshot_whatever_happens_at_the_hub(pair: Pair) -> 
     spoke = pair.spoke(hub.address, extra=("--snapshot", "v1"))
     follower = pair.spoke(hub.address, "follower", "follower-cache")
     assert (spoke.mountpoint / "kept").read_bytes() == b"one"
-    assert run("spoke.cli", "warm", str(spoke.mountpoint), "warmed", "--quiet").returncode == 0
+    assert ask("warm", str(spoke.mountpoint), "warmed", "--quiet").returncode == 0
     replace_file(pair.data / "kept", b"another")
     (pair.data / "going").unlink()
     (pair.data / "warmed").unlink()

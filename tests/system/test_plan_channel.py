@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from pair import Pair, Spoke, eventually, run
+from pair import Pair, Spoke, ask, eventually
 
 from spoke import hints
 
@@ -191,6 +191,7 @@ def test_two_ranks_with_workers_that_stay_and_an_epoch_set_through_the_loader(
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_wrapped_sampler_draws_what_it_would_have_drawn(pair: Pair) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     write(pair.data / "train.bin", 4 * MIB)
@@ -285,16 +286,16 @@ def test_plans_by_command(pair: Pair) -> None:
     plan.write_text(
         f'# what comes\nf.bin 0 4096\n{mountpoint}/f.bin 2000000 10\n{{"path": "f.bin", "offset": 9, "length": 1}}\n'
     )
-    done = run("spoke.cli", "plan", mountpoint, "declare", str(plan))
+    done = ask("plan", mountpoint, "declare", str(plan))
     assert (done.returncode, done.stdout) == (0, "3 reads declared as reads.txt\n"), done.stderr
-    (shown,) = json.loads(run("spoke.cli", "plan", mountpoint, "list", "--json").stdout)["active"]
+    (shown,) = json.loads(ask("plan", mountpoint, "list", "--json").stdout)["active"]
     assert (shown["name"], shown["kept_steps"], shown["complete"]) == ("reads.txt", 3, True)
-    assert "reads.txt  0 of 3 steps read" in run("spoke.cli", "plan", mountpoint, "list").stdout
+    assert "reads.txt  0 of 3 steps read" in ask("plan", mountpoint, "list").stdout
     eventually(lambda: spoke.facts()["prefetch"]["asked_bytes"] > 0)
-    assert run("spoke.cli", "plan", mountpoint, "drop", "reads.txt").stdout == "dropped reads.txt\n"
-    done = run("spoke.cli", "plan", mountpoint, "drop", "reads.txt")
+    assert ask("plan", mountpoint, "drop", "reads.txt").stdout == "dropped reads.txt\n"
+    done = ask("plan", mountpoint, "drop", "reads.txt")
     assert (done.returncode, "no plan is named" in done.stderr) == (2, True)
-    assert run("spoke.cli", "plan", mountpoint, "list").stdout.splitlines()[0] == "no plans"
+    assert ask("plan", mountpoint, "list").stdout.splitlines()[0] == "no plans"
 
 
 @pytest.mark.slow
@@ -315,13 +316,13 @@ def test_plan_files_that_cannot_be(pair: Pair) -> None:
         ("f.bin 0 1000\n" * 140_000, 1, "at most 131072"),
     ):
         plan.write_text(text)
-        done = run("spoke.cli", "plan", str(spoke.mountpoint), "declare", str(plan))
+        done = ask("plan", str(spoke.mountpoint), "declare", str(plan))
         assert (done.returncode, why in done.stderr, "Traceback" in done.stderr) == (code, True, False), (
             text[:80],
             done,
         )
-    assert run("spoke.cli", "plan", str(spoke.mountpoint), "declare", str(pair.work_dir / "none")).returncode == 2
-    assert run("spoke.cli", "plan", str(pair.work_dir), "list").returncode == 2
+    assert ask("plan", str(spoke.mountpoint), "declare", str(pair.work_dir / "none")).returncode == 2
+    assert ask("plan", str(pair.work_dir), "list").returncode == 2
 
 
 def test_without_prefetch_a_plan_has_no_use_and_is_told_so(pair: Pair) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.pair import Pair, Spoke, eventually, pair_in, run
+from tests.system.pair import Pair, Spoke, ask, eventually, pair_in
 
 pytestmark = pytest.mark.mount
 MIB = 1 << 20
@@ -37,22 +37,23 @@ def test_purge(pair: Pair) -> None:
     assert data_files(pair) == 3
     mountpoint, cache = str(spoke.mountpoint), str(pair.work_dir / "cache")
 
-    done = run("spoke.cli", "purge", mountpoint, "d")
+    done = ask("purge", mountpoint, "d")
     assert done.returncode == 2
     assert "this erases 2 cached files (2" in done.stderr
     assert "say --yes" in done.stderr
     assert data_files(pair) == 3
 
-    done = run("spoke.cli", "purge", mountpoint, "d", "--yes")
+    done = ask("purge", mountpoint, "d", "--yes")
     assert (done.returncode, done.stdout[:15]) == (0, "erased 2 files,")
     assert data_files(pair) == 1
     assert (spoke.mountpoint / "d" / "a").read_bytes() == (pair.data / "d" / "a").read_bytes(), "fetched again"
+    spoke.settled()
 
-    done = run("spoke.cli", "purge", "--cache-dir", cache, "--yes")
+    done = ask("purge", "--cache-dir", cache, "--yes")
     assert done.returncode == 2
     assert "in use by another spoke" in done.stderr
     spoke.terminate()
-    done = run("spoke.cli", "purge", "--cache-dir", cache, "--yes")
+    done = ask("purge", "--cache-dir", cache, "--yes")
     assert (done.returncode, done.stdout[:15]) == (0, "erased 2 files,")
     assert data_files(pair) == 0
     assert not (pair.work_dir / "cache" / "names").exists()
@@ -70,15 +71,15 @@ def test_purge_over_the_death_of_a_worker(pair: Pair) -> None:
     with (spoke.mountpoint / "c").open("rb", buffering=0) as file:
         pid = spoke.worker_pid()
         os.kill(pid, signal.SIGKILL)
-        done = run("spoke.cli", "purge", "--cache-dir", cache, "--yes")
+        done = ask("purge", "--cache-dir", cache, "--yes")
         assert done.returncode == 2
         assert "in use by another spoke" in done.stderr
         eventually(lambda: other_worker(spoke, pid), 60)
-        done = run("spoke.cli", "purge", mountpoint, "--all", "--yes")
+        done = ask("purge", mountpoint, "--all", "--yes")
         assert done.returncode == (1 if lent else 0), done.stderr
         assert ("1 files are open and stay" in done.stderr) == lent
         assert file.read() == data
-    eventually(lambda: run("spoke.cli", "purge", mountpoint, "--all", "--yes").returncode == 0)
+    eventually(lambda: ask("purge", mountpoint, "--all", "--yes").returncode == 0)
     eventually(lambda: data_files(pair) == 0)
 
 

@@ -14,7 +14,7 @@ from spoke.fuse.mountpoint import mounts_at
 from spoke.fuse.readahead import KernelReadAhead
 from spoke.prefetch.readahead import Choice
 from spoke.read_ahead import ReadAhead
-from tests.system.pair import Pair, Spoke, run
+from tests.system.pair import Pair, Spoke, ask, run
 
 pytestmark = [pytest.mark.mount]
 MIB = 1 << 20
@@ -46,10 +46,11 @@ def test_a_setting_is_in_force_for_what_is_opened(pair: Pair) -> None:
         assert kernel_kib(spoke) == kib
         facts = spoke.facts()["data_path"]["read_ahead"]
         assert (facts["kib"], facts["setting"], facts["failure"]) == (kib, kib, None)
-        assert f"readahead  {kib} KiB" in run("spoke.cli", "status", str(spoke.mountpoint)).stdout
+        assert f"readahead  {kib} KiB" in ask("status", str(spoke.mountpoint)).stdout
 
 
 @needs_root
+@pytest.mark.slow
 def test_it_is_chosen_by_what_is_read(pair: Pair) -> None:
     with (pair.data / "a").open("wb") as sparse:
         sparse.truncate(1024 * MIB)
@@ -60,7 +61,7 @@ def test_it_is_chosen_by_what_is_read(pair: Pair) -> None:
     offsets = list(steps(1200))
     plan = pair.work_dir / "plan"
     plan.write_text("".join(f"a {offset} 4\n" for offset in offsets))
-    assert run("spoke.cli", "plan", str(spoke.mountpoint), "declare", str(plan)).returncode == 0
+    assert ask("plan", str(spoke.mountpoint), "declare", str(plan)).returncode == 0
     touch_all(spoke.mountpoint / "a", offsets)
     facts = spoke.facts()["data_path"]["read_ahead"]
     assert facts["kib"] == 16, facts

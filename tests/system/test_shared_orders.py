@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pair import Pair, Spoke, eventually, run
+from pair import Pair, Spoke, ask, eventually, run
 from shuffled_job import DATA_BYTES, RECORD_BYTES, epoch, make_data
 
 pytestmark = pytest.mark.mount
@@ -55,9 +55,9 @@ def test_an_order_that_another_spoke_learned_is_followed_at_the_first_read(
     (held,) = shared(second)["held"]
     assert held["origin"] == f"told by gpu-1 through the hub {address}"
     mountpoint = str(second.mountpoint)
-    assert "told by gpu-1" in run("spoke.cli", "status", mountpoint).stdout
-    assert "by reported, " in run("spoke.cli", "plan", mountpoint, "list").stdout
-    explained = run("spoke.cli", "explain", mountpoint, "train.bin").stdout
+    assert "told by gpu-1" in ask("status", mountpoint).stdout
+    assert "by reported, " in ask("plan", mountpoint, "list").stdout
+    explained = ask("explain", mountpoint, "train.bin").stdout
     assert f"{held['name']} (reported, " in explained
     assert "told by gpu-1" in explained
     assert second.terminate() == 0
@@ -79,7 +79,7 @@ def test_reset_and_drop_hold(pair: Pair, right: str) -> None:
     second = pair.spoke(hub.address, "second", "cache-second", extra=["--share-orders"])
     eventually(lambda: shared(second)["held"])
     mountpoint = str(second.mountpoint)
-    assert run("spoke.cli", "plan", mountpoint, "reset").stdout == "forgot 1 learned order\n"
+    assert ask("plan", mountpoint, "reset").stdout == "forgot 1 learned order\n"
     eventually(lambda: shared(second)["refused"] == 1)
     assert shared(second)["held"] == []
     assert second.terminate() == 0
@@ -90,7 +90,7 @@ def test_reset_and_drop_hold(pair: Pair, right: str) -> None:
 
     third = pair.spoke(hub.address, "third", "cache-third")  # not unless asked for
     assert shared(third)["enabled"] is False
-    assert "not shared with other spokes" in run("spoke.cli", "status", str(third.mountpoint)).stdout
+    assert "not shared with other spokes" in ask("status", str(third.mountpoint)).stdout
     wrong = run("hub.cli", "orders", "drop", "ffff", "--state-dir", str(state_dir))
     assert wrong.returncode == 2
     assert "headrace-hub orders list" in wrong.stderr
@@ -107,7 +107,7 @@ def test_a_hub_that_does_not_share(pair: Pair, right: str) -> None:
     spoke = pair.spoke(hub.address, extra=["--share-orders"])
     epoch(spoke, 1, right)
     assert shared(spoke)["hub_keeps_orders"] is False
-    assert "no hub that keeps orders" in run("spoke.cli", "status", str(spoke.mountpoint)).stdout
+    assert "no hub that keeps orders" in ask("status", str(spoke.mountpoint)).stdout
     assert spoke.terminate() == 0
     assert hub.status()["datasets"]["data"]["orders"] is None
     assert list((pair.work_dir / "hub-state").glob("*.orders")) == []

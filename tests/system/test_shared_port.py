@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pair import Pair, Spoke, eventually, run
+from pair import Pair, Spoke, ask, eventually, run
 from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.mount
@@ -68,7 +68,7 @@ def test_the_first_serves_all_and_another_takes_over(pair: Pair) -> None:
     assert (seen["headrace_spoke_opens_total", a], seen["headrace_spoke_opens_total", b]) == (0, 1)
     assert (second.facts()["metrics"], second.facts()["metrics_served_by"]) == (address, a)
     assert first.facts()["metrics_served_by"] is None
-    assert f"http://{address}/metrics, at the port of {a}" in run("spoke.cli", "status", b).stdout
+    assert f"http://{address}/metrics, at the port of {a}" in ask("status", b).stdout
     assert page(address, "status")["mountpoint"] == a
     assert page(address, "status", second.mountpoint)["mountpoint"] == b
     live = page(address, "live", second.mountpoint)

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from pair import Pair, Spoke, eventually, run
+from pair import Pair, Spoke, ask, eventually, run
 
 pytestmark = [pytest.mark.mount, pytest.mark.slow]
 MIB = 1 << 20
@@ -26,7 +26,7 @@ def write(path: Path, size_bytes: int) -> None:
 
 
 def warm(spoke: Spoke, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run("spoke.cli", "warm", str(spoke.mountpoint), *arguments)
+    return ask("warm", str(spoke.mountpoint), *arguments)
 
 
 def received(spoke: Spoke) -> int:
@@ -79,7 +79,7 @@ def test_an_order_that_is_followed_and_one_that_is_not(pair: Pair) -> None:
     spoke = pair.spoke(pair.hub().address)
     plan = pair.work_dir / "job"
     plan.write_text("".join(f"a {number * 65536} 4096\n" for number in range(64)))
-    assert run("spoke.cli", "plan", str(spoke.mountpoint), "declare", str(plan)).returncode == 0
+    assert ask("plan", str(spoke.mountpoint), "declare", str(plan)).returncode == 0
     done = warm(spoke, "--order", "job", "--quiet")
     assert done.returncode == 0, done.stderr
     assert f"{64 * 4096} bytes cached and verified" in done.stdout
@@ -136,7 +136,7 @@ def test_a_command_that_goes_away_ends_its_warm_and_a_background_one_ends_by_its
     assert "begun" in left.stdout
     eventually(lambda: spoke.facts()["warm"][0]["state"] == "done")
     assert spoke.facts()["warm"][0]["verified_bytes"] == 12 * MIB
-    assert "warm       a: done" in run("spoke.cli", "status", str(spoke.mountpoint)).stdout
+    assert "warm       a: done" in ask("status", str(spoke.mountpoint)).stdout
 
 
 def test_what_does_not_fit_or_does_not_come_is_no_exit_code_0(pair: Pair) -> None:
@@ -180,21 +180,21 @@ def test_pins_outlive_eviction_and_a_restart(pair: Pair) -> None:
     over = warm(spoke, "2", "3", "--pin")
     assert over.returncode == 2
     assert "are pinned for other files" in over.stderr
-    refused = run("spoke.cli", "pin", str(spoke.mountpoint), "2", "3")
+    refused = ask("pin", str(spoke.mountpoint), "2", "3")
     assert refused.returncode == 2
     assert "at most" in refused.stderr
     assert spoke.kill() != 0
     run("spoke.cli", "umount", str(spoke.mountpoint))
     spoke = pair.spoke(hub.address, extra=small)
     assert spoke.facts()["pins"]["paths"] == ["0", "1"]
-    assert "pins       2 paths, 2 files" in run("spoke.cli", "status", str(spoke.mountpoint)).stdout
+    assert "pins       2 paths, 2 files" in ask("status", str(spoke.mountpoint)).stdout
     read_all_the_others()
     assert "all cached" in warm(spoke, "0", "1", "--dry-run").stdout
-    listed = run("spoke.cli", "pin", str(spoke.mountpoint))
+    listed = ask("pin", str(spoke.mountpoint))
     assert listed.stdout.splitlines()[1:] == ["  0", "  1"]
-    assert run("spoke.cli", "unpin", str(spoke.mountpoint)).returncode == 2
-    assert "pinned: 1 files" in run("spoke.cli", "unpin", str(spoke.mountpoint), "0").stdout
-    assert run("spoke.cli", "unpin", str(spoke.mountpoint), "--all").stdout == "nothing is pinned\n"
+    assert ask("unpin", str(spoke.mountpoint)).returncode == 2
+    assert "pinned: 1 files" in ask("unpin", str(spoke.mountpoint), "0").stdout
+    assert ask("unpin", str(spoke.mountpoint), "--all").stdout == "nothing is pinned\n"
     assert json.loads((pair.work_dir / "cache" / "pins" / "data.json").read_text())["paths"] == []
 
 
@@ -208,7 +208,7 @@ def background(*arguments: str) -> subprocess.Popen[str]:
 def test_an_init_container_may_come_before_its_spoke_and_outlive_a_worker(pair: Pair, far: Callable[..., str]) -> None:
     write(pair.data / "a", 8 * MIB)
     mountpoint = str(pair.work_dir / "mnt")
-    at_once = run("spoke.cli", "warm", mountpoint, "--quiet")
+    at_once = ask("warm", mountpoint, "--quiet")
     assert (at_once.returncode, "no spoke" in at_once.stderr) == (2, True)
     early = background(mountpoint, "--wait", "--rate", "20mbit")
     assert early.stderr is not None
@@ -245,7 +245,7 @@ def test_what_the_last_job_read_is_there_on_an_empty_cache(pair: Pair) -> None:
     (pair.data / "b").unlink()
     eventually(lambda: not (spoke.mountpoint / "b").exists())
     assert "1 of its 2 files are gone" in warm(spoke, "--last", "--dry-run").stdout
-    assert run("spoke.cli", "plan", str(spoke.mountpoint), "reset").returncode == 0
+    assert ask("plan", str(spoke.mountpoint), "reset").returncode == 0
     assert warm(spoke, "--last").returncode == 2
 
 
@@ -282,7 +282,7 @@ def test_a_plan_of_bytes_that_are_not_there_is_no_exit_code_0(pair: Pair) -> Non
     link.symlink_to(spoke.mountpoint)
     plan.write_text(f"\ufeff{link}/a 0 4096\r\n")
     assert warm(spoke, "--plan", str(plan), "--quiet").returncode == 0
-    assert run("spoke.cli", "warm", str(link), f"{link}/a", "--quiet").returncode == 0
+    assert ask("warm", str(link), f"{link}/a", "--quiet").returncode == 0
 
 
 def test_a_hub_that_starts_anew_ends_no_warm(pair: Pair, far: Callable[..., str]) -> None:

@@ -112,6 +112,7 @@ def test_the_decoder_sees_no_later_token() -> None:
     assert model(tokens, ignored).item() == model(changed % 97, ignored).item()
 
 
+@pytest.mark.slow
 def test_the_decoder_learns() -> None:
     torch.manual_seed(1)
     model = Decoder(SIZES)

@@ -73,13 +73,3 @@ def test_memory_of_versions_is_bounded() -> None:
         shrinkage.saw(number.to_bytes(16, "big"), 100, 100)
     assert shrinkage.worth_trying((0).to_bytes(16, "big")), "forgotten"
     assert not shrinkage.worth_trying((PACK_VERSIONS_MAX + 9).to_bytes(16, "big"))
-
-
-def test_beside_versions_that_do_not_shrink_a_new_one_is_tried_once_not_by_a_whole_burst() -> None:
-    shrinkage = Shrinkage()
-    assert [shrinkage.worth_trying(b"first") for _ in range(3)] == [True] * 3  # nothing is known yet
-    shrinkage.saw(b"first", 100, 100)
-    assert [shrinkage.worth_trying(b"second") for _ in range(3)] == [True, False, False]
-    shrinkage.saw(b"second", 100, 40)
-    assert shrinkage.worth_trying(b"second"), "its first ratio counts whole"
-    assert [shrinkage.worth_trying(b"third") for _ in range(3)] == [True] * 3

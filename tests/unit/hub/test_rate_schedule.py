@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from common.blocks import EXTENT_BYTES, BlockRange
-from common.serving.scheduler import Pick, Scheduler
+from common.serving.requests import Pick
+from common.serving.scheduler import Scheduler
 from common.wire.messages import Priority
 from hub.rate_schedule import LOOK_EVERY_S, RateSchedule
 from hub.timetable import parse_timetable

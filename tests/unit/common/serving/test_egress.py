@@ -11,7 +11,8 @@ from common.blocks import EXTENT_BYTES, BlockRange, whole_file
 from common.errors import HeadraceError
 from common.serving.egress import Egress, Packed
 from common.serving.observer import NoObserver
-from common.serving.scheduler import Pick, ReadAhead, Scheduler
+from common.serving.requests import Pick
+from common.serving.scheduler import ReadAhead, Scheduler
 from common.wire.messages import Codec, Priority
 from tests.fakes.memory_source import MemorySource
 

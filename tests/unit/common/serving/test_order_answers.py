@@ -112,9 +112,9 @@ async def test_a_piece_waits_for_what_a_reader_waits_for(serve: Serve, source: M
         (session,) = server._sessions.values()
         await until(lambda: session._write_paused)
         client.send(Fetch(1, DIGEST, 0))
-        await until(lambda: bool(session._order_answers))
+        await until(lambda: bool(session._outbox.pieces))
         wanted = client.read(little, whole_file(10))
-        await until(lambda: bool(session._lanes[Priority.DEMAND]))
+        await until(lambda: bool(session._outbox.extents._lanes[Priority.DEMAND]))
         order: list[str] = []
         while len(order) < 2:
             event = await client.receive()

@@ -9,7 +9,8 @@ import pytest
 from common import limits
 from common.blocks import EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
 from common.errors import Overloaded
-from common.serving.scheduler import DEMAND_CREDIT_BYTES, Pick, ReadAhead, Scheduler
+from common.serving.requests import Pick
+from common.serving.scheduler import DEMAND_CREDIT_BYTES, ReadAhead, Scheduler
 from common.wire.messages import Priority
 
 VERSION = bytes(16)
