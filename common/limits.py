@@ -850,14 +850,22 @@ NEVER_STEPS = 1 << 40
 ORDER_START_BYTES = 64 * 1024 * 1024
 ORDER_START_STEPS = 512
 """Fetched of an order before anybody reads it, its lanes together, and steps of each: 4 workers that start ask for 2 batches of 8 samples
-each, which cut from short documents are 200 page faults, 25 MiB, before a step of the job gives the link any time. The order waits."""
+each, which cut from short documents are 200 page faults, 25 MiB, before a step of the job gives the link any time. The order waits.
+So much, or ORDER_WINDOW_MIN_BYTES if that is less, also lies ahead of a reader of a recipe however slow he is. A job that stops leaves it
+unread: of small records 4 MiB, with 70 of them a second 3.6 s of the job, so that a link that is away for a second is noticed by nobody."""
+
+ORDER_LATE_STEPS = 1024
+"""Steps that late reads of a recipe may widen its lead to. Where files are read exactly only those that were not asked for ORDER_LEAD_S
+before: else it is the link or the hub that is too slow, and a longer lead helps nobody; where reads are hits again it comes back.
+In mapped files, where 8 MiB are 64 faults, it stays."""
 
 ORDER_LEAD_S = 2.0
 """A plan or recipe runs at least so much of its readers' time ahead: what comes is known, and the link is idle half the time; so a burst,
 a lost packet or a busy hub is nobody's wait. Within the windows' share of the cache."""
 
 ORDER_KERNEL_MARKS_MAX = 16_384
-"""Pages of an order's mapped files at which the kernel will read on by itself (at most 300 B each). The oldest is forgotten."""
+"""Pages of an order's mapped files at which the kernel will read on by itself, and MiB of those read exactly that have such pages (at most
+300 B each). The oldest is forgotten."""
 
 ORDER_PLAN_PIECES = 128
 """Pieces that an order plans in one go (0.1 to 0.25 ms each, of the event loop's time): readers come in between. The rest waits."""

@@ -233,7 +233,9 @@ class Measuring:
         ]
         fetched = cold["after"].get(FETCHED, 0.0)  # before the job begins its first samples are there
         self.say(load, "fetched / asked for, in 128 KiB", fetched / figures.unique_bytes(reads, GRAIN_BYTES), most=1.05)
-        self.say(load, "fetched / asked for, in 4 KiB", fetched / figures.unique_bytes(reads, figures.BLOCK_BYTES))
+        read_bytes = figures.unique_bytes(reads, figures.BLOCK_BYTES)
+        self.say(load, "fetched / asked for, in 4 KiB", fetched / read_bytes)
+        self.say(load, "fetched and not read when the job stopped, MiB", (fetched - read_bytes) / MIB)
         self.lab.drop(spoke)
 
     def plan(self) -> None:

@@ -17,6 +17,8 @@ PIECE_SHIFT = PIECE_BYTES.bit_length() - 1
 _CHUNK_SHIFT = 12
 _CHUNK = 1 << _CHUNK_SHIFT
 _SPREAD_FADE = 1 / 1024
+TOGETHER_STEPS = 32
+"""Readers of a place are this near to one another, besides what its spread says."""
 
 
 class State(IntEnum):
@@ -30,12 +32,13 @@ class State(IntEnum):
 
 
 class Run:
-    """Bytes of a file that an order reads one after another, up to ``end_bytes`` as far as planned."""
+    """Bytes of a file that an order reads one after another, from ``start_bytes`` up to ``end_bytes`` as far as planned."""
 
-    __slots__ = ("end_bytes", "file")
+    __slots__ = ("end_bytes", "file", "start_bytes")
 
-    def __init__(self, file: int, end_bytes: int) -> None:
+    def __init__(self, file: int, start_bytes: int, end_bytes: int) -> None:
         self.file = file
+        self.start_bytes = start_bytes
         self.end_bytes = end_bytes
 
 
@@ -55,6 +58,7 @@ class Item:
         "file",
         "first_block",
         "foretold_at_read",
+        "foretold_s",
         "is_behind",
         "position",
         "run",
@@ -75,6 +79,7 @@ class Item:
         self.run = run
         self.state = state
         self.foretold_at_read = 0
+        self.foretold_s = 0.0
         self.first_block = start_bytes // BLOCK_BYTES
         self.end_block = count_blocks(end_bytes)
         self.beyond_bytes = end_bytes
@@ -123,7 +128,7 @@ class Cursor:
         self.matched_reads = 0
         self.seen_at_read = 0
         self.used_at_read = 0
-        self.run = Run(-1, 0)
+        self.run = Run(-1, 0, 0)
 
     def pace(self, now_s: float, length_bytes: int) -> int:
         """So much was read; what was in the last whole span of ORDER_LEAD_S, the rush at a start included."""
@@ -176,10 +181,14 @@ class Cursor:
             item.is_behind = True
             self.behind.append(item)
 
-    def moved_to(self, position: int) -> None:
-        """A step was read."""
+    def moved_to(self, position: int, *, is_sure: bool = True) -> None:
+        """A step was read. What may have been read by chance shows nobody far away, or readers would be found ever further apart."""
         distance = abs(position - self.front)
         self.spread -= self.spread * _SPREAD_FADE
+        if not is_sure:
+            if distance <= TOGETHER_STEPS:
+                self.front = max(self.front, position)
+            return
         if distance > 1:
             self.spread = max(self.spread, min(distance, limits.ORDER_SPREAD_MAX_STEPS))
         self.front = max(self.front, position)

@@ -16,18 +16,20 @@ from typing import Any, NamedTuple
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange, count_blocks, intersection
 from spoke.prefetch.chains import FileFacts
-from spoke.prefetch.cursor import PIECE_BYTES, Cursor, Item, Marks, Run, State
+from spoke.prefetch.cursor import PIECE_BYTES, TOGETHER_STEPS, Cursor, Item, Marks, Run, State
 from spoke.prefetch.gate import Gate
 from spoke.prefetch.kernel_marks import KernelMarks
 from spoke.prefetch.kernel_pages import KernelPages
+from spoke.prefetch.kernel_reads import KernelReads
 from spoke.prefetch.lockon import Finder, Found
-from spoke.prefetch.matching import TOGETHER_STEPS, fulfilled
+from spoke.prefetch.matching import fulfilled
 from spoke.prefetch.next_use import NEVER, Use, Used, pieces_of, steps_until, uses_of
 from spoke.prefetch.orders import SEEN_ONCE, Order, Reader, Reason
 from spoke.prefetch.predictions import Predictions
 from spoke.prefetch.recording import Recording
 from spoke.prefetch.shapes import Shapes, make_room
 from spoke.prefetch.source import FAULT_BYTES
+from spoke.prefetch.window import SLOW_TO_SHRINK
 
 __all__ = ["NEVER", "Ahead", "Follower"]
 
@@ -93,11 +95,11 @@ class Follower:
         self._shapes = Shapes(as_recorded=self._is_learned, is_mapped=order.reader is Reader.MAPPED)
         self._pages = KernelPages()
         self._kernel = KernelMarks(self._pages)
+        self._exact = KernelReads(self._pages)
         self._beyond: deque[tuple[int, int, int]] = deque(maxlen=_BEYOND_MAX)
         """(file, first block, end) of what the kernel will read on by itself."""
-        self._beyond_votes = (
-            0  # whether READs go on beyond steps as the model says: not with O_DIRECT or POSIX_FADV_RANDOM
-        )
+        self._beyond_votes = _BEYOND_VOTES_MAX // 2
+        """Whether READs go on beyond steps as the model says: not with O_DIRECT or POSIX_FADV_RANDOM. A READ or two may be cut."""
         self._steps_before = 0
         self._finder = Finder(order, self._shapes)
         self._reads = 0
@@ -165,7 +167,8 @@ class Follower:
         self._cap_bytes = cap_bytes
         self._shapes.opened_with(file, fault_bytes)
         end_bytes = start_bytes + length_bytes
-        seed = self._match(file, start_bytes, end_bytes)
+        is_kernels_own = self._exact.is_own(file, start_bytes, end_bytes)
+        seed = self._match(file, start_bytes, end_bytes, is_kernels_own=is_kernels_own)
         if not self._is_learned:
             if self._shapes.faults(file):
                 self._kernel_reads(file, start_bytes, end_bytes, seed)
@@ -173,6 +176,8 @@ class Follower:
                 self._pages.add(file, start_bytes, end_bytes)
         self.share += ((seed is not None) - self.share) * _SHARE_FADE
         if seed is None:
+            if is_kernels_own:
+                return 0
             found = self._finder.look_up(file, start_bytes, length_bytes)
             if found is not None:
                 self._lock(now_s, found, file)
@@ -186,13 +191,14 @@ class Follower:
         cursor.seen_at_read = self._reads
         cursor.matched_reads += 1
         self.matched_reads += 1
-        grows = late
+        grows, is_exact = late, self._is_computed and not self._shapes.faults(file)
         if self._is_computed and late:
-            # What was foretold was asked for: what of a longer READ was not, or who is late with hundreds of steps ahead of him, is no
-            # reason to run further ahead. A declared plan may take what room the cache has.
-            ample_bytes = int(2 * limits.ORDER_START_STEPS * cursor.average_bytes)
-            grows = not missed and cursor.window.window_bytes < ample_bytes
-            cap_bytes = min(cap_bytes, ample_bytes) if grows else cap_bytes
+            # Only where it was asked for too late: not what of a longer READ was not foretold, nor what the link had the whole lead for and
+            # did not bring. A declared plan may take what room the cache has.
+            most_bytes = int(limits.ORDER_LATE_STEPS * cursor.average_bytes)
+            in_time = is_exact and now_s - seed.foretold_s >= limits.ORDER_LEAD_S + latency_s
+            grows = not (missed or in_time) and cursor.window.window_bytes < most_bytes
+            cap_bytes = min(cap_bytes, most_bytes) if grows else cap_bytes
         cursor.window.read(
             now_s,
             length_bytes,
@@ -201,6 +207,7 @@ class Follower:
             latency_s=latency_s,
             cap_bytes=cap_bytes,
             eager=not self._is_computed,
+            ample=1.0 if is_exact else SLOW_TO_SHRINK,
             least_bytes=self._least_bytes(now_s, length_bytes, cursor),
         )
         self._leave_behind(cursor)
@@ -252,7 +259,7 @@ class Follower:
             given_bytes = 0
             pending: tuple[int, int, int] | None = None
             while given_bytes < EXTENT_BYTES and budget_bytes >= _ITEM_MAX_BYTES and pieces_left:
-                item = self._predict(cursor)
+                item = self._predict(now_s, cursor)
                 if item is None:
                     break
                 pieces_left -= 1
@@ -394,7 +401,7 @@ class Follower:
 
     # --- matching ----------------------------------------------------------------------------------------
 
-    def _match(self, file: int, start_bytes: int, end_bytes: int) -> Item | None:
+    def _match(self, file: int, start_bytes: int, end_bytes: int, *, is_kernels_own: bool) -> Item | None:
         """The prediction that a READ fulfils, it and its companions now marked as read; None if there is none."""
         hits = self._predictions.touched(file, start_bytes, end_bytes)
         if not hits:
@@ -402,13 +409,17 @@ class Follower:
         if self._is_learned:
             return self._match_recorded(hits, start_bytes, end_bytes)
         is_mapped = self._shapes.faults(file)
-        match = fulfilled(
-            hits,
-            start_bytes,
-            end_bytes,
-            fault_bytes=self._shapes.fault_bytes(file),
-            is_mapped=is_mapped,
-            goes_on=is_mapped and self._pages.goes_on(file, start_bytes),
+        match = (
+            None
+            if is_kernels_own
+            else fulfilled(
+                hits,
+                start_bytes,
+                end_bytes,
+                fault_bytes=self._shapes.fault_bytes(file),
+                is_mapped=is_mapped,
+                goes_on=self._pages.goes_on(file, start_bytes),
+            )
         )
         if match is None:
             self._cover(hits, start_bytes, end_bytes, None)
@@ -418,7 +429,7 @@ class Follower:
         seed = match.item
         if seed.state is not State.READ:
             self._consume(seed)
-            seed.cursor.moved_to(seed.position)
+            seed.cursor.moved_to(seed.position, is_sure=match.is_sure)
         self._cover(hits, start_bytes, end_bytes, None if is_mapped else seed)
         return seed
 
@@ -663,7 +674,7 @@ class Follower:
         if not cursor.is_at_end and cursor.is_hungry:
             self._hungry[id(cursor)] = cursor
 
-    def _predict(self, cursor: Cursor) -> Item | None:
+    def _predict(self, now_s: float, cursor: Cursor) -> Item | None:
         """The next piece ahead of a cursor, listed as predicted; None at the end, or when enough is ahead."""
         if cursor.ahead_bytes >= cursor.window.window_bytes or cursor.is_full:
             return None
@@ -690,12 +701,13 @@ class Follower:
         if run.file == step.file and start_bytes & ~4095 <= run.end_bytes <= end_bytes:
             run.end_bytes = end_bytes
         else:
-            run = cursor.run = Run(step.file, end_bytes)
+            run = cursor.run = Run(step.file, start_bytes, end_bytes)
         state = State.ASKED if self.gate.is_open else State.SHADOW
         item = Item(cursor, position, step.file, start_bytes, end_bytes, 0, run, state)
         self._read_of(item)
         cursor.average_bytes += (item.cost_bytes - cursor.average_bytes) / 32
         item.foretold_at_read = self._reads
+        item.foretold_s = now_s
         cursor.add(item)
         if not self._is_learned and self._shapes.faults(step.file):
             self._read_on(step.file, start_bytes // BLOCK_BYTES, (end_bytes - 1) // BLOCK_BYTES)
@@ -746,11 +758,16 @@ class Follower:
                 end = min(end + 1, count_blocks(size_bytes))  # the next page is the one that will be wanted
         elif not self._is_learned:
             fault_bytes = self._shapes.fault_bytes(file)
-            beyond_bytes = self._pages.read_end_bytes(file, item.start_bytes, item.end_bytes, fault_bytes)
-            item.beyond_bytes = min(beyond_bytes, size_bytes)
             if self._beyond_votes >= 0:
+                item.beyond_bytes, beside = self._exact.foretell(
+                    file, item.start_bytes, item.end_bytes, fault_bytes, size_bytes
+                )
                 end = max(end, count_blocks(item.beyond_bytes))
-            self._pages.add(file, item.start_bytes, end * BLOCK_BYTES)
+                self._beyond += [(file, *pages) for pages in beside]
+            else:
+                beyond_bytes = self._pages.read_end_bytes(file, item.start_bytes, item.end_bytes, fault_bytes)
+                item.beyond_bytes = min(beyond_bytes, size_bytes)
+                self._pages.add(file, item.start_bytes, end * BLOCK_BYTES)
         item.first_block, item.end_block = first, end
 
     def _blocks_of(self, file: int, start_bytes: int, end_bytes: int) -> tuple[int, int]:
@@ -789,6 +806,7 @@ class Follower:
     def _learn_shape(self, file: int, vote: int) -> None:
         if self._shapes.vote(file, vote):
             self._pages.clear()  # what was foretold of it in another shape is not read so
+            self._exact.clear()
             for cursor in self._cursors:
                 self._predict_anew(cursor)
 

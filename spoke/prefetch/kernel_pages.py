@@ -24,8 +24,10 @@ class KernelPages:
     Those read longest ago are forgotten. Pages are numbered from a file's start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, groups_max: int | None = None) -> None:
+        """``groups_max``: MiB of which something is known (default ORDER_PAGE_GROUPS_MAX)."""
         self._bits: OrderedDict[int, int] = OrderedDict()
+        self._groups_max = limits.ORDER_PAGE_GROUPS_MAX if groups_max is None else groups_max
 
     def add(self, file: int, start_bytes: int, end_bytes: int) -> None:
         """These bytes were read, or will be."""
@@ -37,7 +39,7 @@ class KernelPages:
             self._bits[key] = self._bits.get(key, 0) | ((1 << count) - 1) << bit
             self._bits.move_to_end(key)
             first += count
-        while len(self._bits) > limits.ORDER_PAGE_GROUPS_MAX:
+        while len(self._bits) > self._groups_max:
             self._bits.popitem(last=False)
 
     def clear(self) -> None:
@@ -65,6 +67,26 @@ class KernelPages:
             first += _GROUP - bit
         return None
 
+    def first_present(self, file: int, first: int, end: int) -> int | None:
+        """The first page from ``first`` up to ``end`` that is there."""
+        while first < end:
+            bit = first & _GROUP - 1
+            rest = self._bits.get(file << 40 | first >> _GROUP_SHIFT, 0) >> bit
+            if rest:
+                first += (rest & -rest).bit_length() - 1
+                return first if first < end else None
+            first += _GROUP - bit
+        return None
+
+    def discard(self, file: int, page: int) -> None:
+        """It is not there any more."""
+        key = file << 40 | page >> _GROUP_SHIFT
+        left = self._bits.get(key, 0) & ~(1 << (page & _GROUP - 1))
+        if left:
+            self._bits[key] = left
+        else:
+            self._bits.pop(key, None)
+
     def read_end_bytes(self, file: int, start_bytes: int, end_bytes: int, readahead_bytes: int) -> int:
         """Where the READ ends that the kernel sends for an exact read of these bytes: at ``end_bytes`` or later.
 
@@ -74,24 +96,28 @@ class KernelPages:
         first = self.first_missing(file, start_bytes >> PAGE_SHIFT, end)
         if first is None:
             return end_bytes
-        most, asked = readahead_bytes >> PAGE_SHIFT, end - first
-        if asked >= most:
-            return end_bytes
-        if not first:  # get_init_ra_size
-            size = 1 << (asked - 1).bit_length()
-            last = size * 4 if size <= most // 32 else size * 2 if size <= most // 4 else most
-        else:
-            before = self._before(file, first, most)
-            if before <= asked:
-                return end_bytes
-            if before == first:  # from the beginning of the file on
-                before *= 2
-            last = first + min(before + asked, most)
+        last = self.sync_end(file, first, end, readahead_bytes >> PAGE_SHIFT)
         for page in range(end, last):
             if self.has(file, page):
                 last = page
                 break
-        return max(end_bytes, last << PAGE_SHIFT)
+        return max(end_bytes, last << PAGE_SHIFT) if last > end else end_bytes
+
+    def sync_end(self, file: int, first: int, end: int, most: int) -> int:
+        """Up to which page the kernel reads where ``first`` is missing, pages up to ``end`` are asked for and its readahead is
+        ``most`` pages: ``end`` or further. It leaves out what it has."""
+        asked = end - first
+        if asked >= most:
+            return end
+        if not first:  # get_init_ra_size
+            size = 1 << (asked - 1).bit_length()
+            return size * 4 if size <= most // 32 else size * 2 if size <= most // 4 else most
+        before = self._before(file, first, most)
+        if before <= asked:
+            return end
+        if before == first:  # from the beginning of the file on
+            before *= 2
+        return first + min(before + asked, most)
 
     def _before(self, file: int, page: int, most: int) -> int:
         """Pages without a gap just before this one, counted up to ``most``."""

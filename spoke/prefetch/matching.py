@@ -11,19 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from spoke.prefetch.cursor import Item, State
+from spoke.prefetch.cursor import TOGETHER_STEPS, Item, State
 
-TOGETHER_STEPS = 32
-"""Readers of a place are this near to one another, besides what its spread says."""
 _FAR = 1 << 40
 _PAGE = 4096
 
 
 class Match(NamedTuple):
-    """``vote``: 1 if the READ is a page fault's, -1 if it is exact, 0 if it shows neither."""
+    """``vote``: 1 if the READ is a page fault's, -1 if it is exact, 0 if it shows neither.
+
+    ``is_sure``: it shows where its reader is, however far that is from where he was thought to be.
+    """
 
     item: Item
     vote: int
+    is_sure: bool = True
 
 
 def fulfilled(
@@ -44,9 +46,12 @@ def fulfilled(
         distance = abs(item.position - item.cursor.front - 1)
         is_near = distance <= item.cursor.spread + TOGETHER_STEPS
         is_centre = page_bytes <= anchor_bytes < item.end_bytes and (is_near or not goes_on)
-        if is_centre or (start_bytes == page_bytes and (not is_mapped or 0 <= end_bytes - item.end_bytes < _PAGE)):
+        is_begin = start_bytes == page_bytes and (
+            0 <= end_bytes - item.end_bytes < _PAGE if is_mapped else is_near or not goes_on or _continues(item)
+        )
+        if is_centre or is_begin:
             kind = 0
-        elif is_near and not (is_mapped and is_whole):
+        elif is_near and not (is_whole if is_mapped else start_bytes < page_bytes):
             kind = 1
         else:
             continue
@@ -63,7 +68,13 @@ def fulfilled(
             vote = 1
         elif page_bytes == start_bytes and (start_bytes or not is_whole):
             vote = -1
-    return Match(best, vote)
+    is_sure = is_mapped or not (best_rank[0] or (goes_on and not _continues(best)))
+    return Match(best, vote, is_sure)
+
+
+def _continues(item: Item) -> bool:
+    """The order itself reads what lies before it: that the kernel has that shows nothing."""
+    return item.start_bytes > item.run.start_bytes
 
 
 def _first_of_same(hits: Sequence[Item], found: Item) -> Item:

@@ -11,6 +11,8 @@ from common import limits
 from common.blocks import EXTENT_BYTES
 
 SAFETY = 2.0
+SLOW_TO_SHRINK = 2.0
+"""A window that was found by growing is kept until it is twice as wide as the rate asks for, which changes."""
 _RATE_SAMPLE_S = 0.1
 _RATE_FALL = 0.3
 _SHRINK = 1 / 64
@@ -42,11 +44,14 @@ class Window:
         latency_s: float,
         cap_bytes: int,
         eager: bool = True,
+        ample: float = SLOW_TO_SHRINK,
         least_bytes: int = limits.PREFETCH_WINDOW_MIN_BYTES,
     ) -> None:
         """Learn from a read of the stream. ``latency_s``: from asking the hub to having the bytes; ``cap_bytes``: this stream's share.
 
         ``least_bytes``: however slow it is.
+
+        ``ample``: a window so many times as wide as is wanted shrinks.
 
         ``eager``: its bytes follow in order beyond doubt, so the first round trips may ask for much more each time.
         """
@@ -66,8 +71,8 @@ class Window:
             if not late:
                 grown_bytes = min(grown_bytes, limits.PREFETCH_START_BYTES)
             window_bytes = max(grown_bytes, wanted)
-        elif window_bytes > 2 * wanted:
-            window_bytes -= int(window_bytes * _SHRINK)
+        elif window_bytes > ample * wanted:
+            window_bytes = max(wanted, window_bytes - int(window_bytes * _SHRINK))
         else:
             window_bytes = max(window_bytes, wanted)
         earned_bytes = max(first_bytes, limits.PREFETCH_EVIDENCE_FACTOR * evidence_bytes)

@@ -10,7 +10,7 @@ PAGE = 4096
 
 
 def predicted(cursor: Cursor, position: int, start_bytes: int, end_bytes: int) -> Item:
-    return Item(cursor, position, 0, start_bytes, end_bytes, FAULT, Run(0, end_bytes), State.ASKED)
+    return Item(cursor, position, 0, start_bytes, end_bytes, FAULT, Run(0, start_bytes, end_bytes), State.ASKED)
 
 
 def place(front: int = 100, spread: float = 0.0) -> Cursor:
@@ -57,8 +57,23 @@ def test_a_record_whose_first_page_the_kernel_had_is_known() -> None:
     match = fulfilled([record], 11 * PAGE, 13 * PAGE, fault_bytes=FAULT, is_mapped=False)
     assert match is not None
     assert match.item is record
+    assert not match.is_sure, "it may be chance"
     far = predicted(cursor, 900, 10 * PAGE + 100, 13 * PAGE)
     assert fulfilled([far], 11 * PAGE, 13 * PAGE, fault_bytes=FAULT, is_mapped=False) is None
+    assert fulfilled([record], 9 * PAGE, 13 * PAGE, fault_bytes=FAULT, is_mapped=False) is None, "it begins before"
+
+
+def test_an_exact_read_that_the_kernel_may_have_read_on_by_itself_shows_nothing_far_away() -> None:
+    cursor = place()
+    far = predicted(cursor, 900, 10 * PAGE, 13 * PAGE)
+    match = fulfilled([far], 10 * PAGE, 13 * PAGE, fault_bytes=FAULT, is_mapped=False)
+    assert match is not None
+    assert match.is_sure
+    assert fulfilled([far], 10 * PAGE, 13 * PAGE, fault_bytes=FAULT, is_mapped=False, goes_on=True) is None
+    far.run.start_bytes = 8 * PAGE
+    match = fulfilled([far], 10 * PAGE, 13 * PAGE, fault_bytes=FAULT, is_mapped=False, goes_on=True)
+    assert match is not None, "what lies before it is the order's own"
+    assert match.is_sure
 
 
 def test_exact_reads_show_themselves_where_faults_were_expected() -> None:
