@@ -143,9 +143,8 @@ class Planned(_Base):
             stream_max_bytes=stream_max_bytes,
             windows_max_bytes=windows_max_bytes,
             declared_max_bytes=declared_max_bytes,
-            recorder=recorder,
         )
-        self.planner = Planner(after.get, **self.bounds)
+        self.planner = Planner(after.get, recorder=recorder, **self.bounds)
         self.read_ns: array[int] | None = array("Q") if timed else None
         self.arrival_ns: array[int] | None = array("Q") if timed else None
         self._undeclared = orders_of(trace, self.facts) if orders else {}

@@ -18,6 +18,9 @@ _STARTS_MAX = 256
 _STEP_MAX_BLOCKS = 8192
 """32 MiB: what is further apart are lanes, whose readers do not want one another's data in any order."""
 
+_BATCHES_FEWEST = 64
+"""A file in fewer equal steps is in parts, each its reader's own: none of them wants another's first."""
+
 _SHARE_READ = 4
 """One of them must have read a quarter of the way to the next in a row: those who only look at equal places do not."""
 
@@ -35,12 +38,16 @@ _TOLERANCE = 16
 
 
 class Abreast:
-    """``waited``: blocks that readers stand before, in order, until taken. ``filled_block``: the end of what they were given."""
+    """In a file of ``block_count`` blocks. ``waited``: blocks that readers stand before, in order, until taken.
 
-    __slots__ = ("_begun", "_count", "_ends", "_from_block", "_members", "_starts", "_step_blocks", "_tasks", "filled_block",
-                 "waited")  # fmt: skip
+    ``filled_block``: the end of what they were given.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_begun", "_count", "_ends", "_from_block", "_members", "_starts", "_step_blocks", "_step_max_blocks",
+                 "_tasks", "filled_block", "waited")  # fmt: skip
+
+    def __init__(self, block_count: int) -> None:
+        self._step_max_blocks = min(_STEP_MAX_BLOCKS, block_count // _BATCHES_FEWEST)
         self._begun: dict[int, int] = {}  # start: how many had begun before
         self._ends: dict[int, int] = {}  # start: read up to there
         self._tasks: dict[int, int] = {}  # start: who began
@@ -86,7 +93,7 @@ class Abreast:
         if at + _FEWEST > len(starts):
             return
         step, length = starts[at + 1] - start_block, next_block - start_block
-        if not 0 < step <= _STEP_MAX_BLOCKS or _SHARE_READ * length < step:
+        if not 0 < step <= self._step_max_blocks or _SHARE_READ * length < step:
             return
         if length < _AHEAD_OF_NEXT * (self._ends[starts[at + 1]] - starts[at + 1]):
             return

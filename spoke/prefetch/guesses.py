@@ -122,11 +122,12 @@ class Guesses:
         end_block: int,
         *,
         foretold: bool,
+        ordered: bool,
     ) -> Quiet | None:
         """Learn from a READ of these blocks (not none) of a file. Returns its reader if further reads change nothing for a while.
 
         ``file``: as :meth:`known` has it. ``foretold``: an order knows what is read of this file, so only a long run is a stream, and
-        nothing else is guessed at.
+        nothing else is guessed at. ``ordered``: an order has reads of it, and tells what readers abreast want first.
         """
         late = seen.result != "hit"
         if file is None:
@@ -153,7 +154,8 @@ class Guesses:
             self._stride(now_s, file, start_block, end_block, run.downward_reads, late=late)
         trusted = file.trust.earned and self._sequential.earned
         if trusted and not foretold:
-            self._look_abreast(file, run, join, start_block, end_block, seen.task_id)
+            if not ordered:
+                self._look_abreast(file, run, join, start_block, end_block, seen.task_id)
             if join is Join.NEW:
                 if runs.beginnings.blocks or runs.beginnings.wasted_blocks:
                     self._read_on(file, start_block, end_block)

@@ -271,7 +271,7 @@ class Planner:
         if self.on_read is not None:
             self.on_read(facts, offset_bytes, length_bytes)
         self._ledger.read(now_s, version, BlockRange(start_block, end_block - start_block), late=result != "hit")
-        foretold = False
+        foretold = ordered = False
         may_know = following.may_know
         quiet_bytes = None
         if may_know:
@@ -289,7 +289,8 @@ class Planner:
                     self._quiet.add(Quiet(seen, quiet_bytes))
                 return
             foretold = following.covers(version)
-        quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=foretold)
+            ordered = following.is_ordered(version)
+        quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=foretold, ordered=ordered)
         if quiet is not None:
             self._quiet.add(quiet)
 

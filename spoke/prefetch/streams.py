@@ -124,7 +124,7 @@ class RunTable:
         self._round_reads = 0  # of the readers that took turns, if any did
         self._turns = Turns()
         self.beginnings = Beginnings()
-        self.abreast = Abreast()
+        self.abreast = Abreast(block_count)
         self.dropped: list[Run] = []
 
     def __len__(self) -> int:

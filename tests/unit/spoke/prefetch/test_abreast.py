@@ -15,7 +15,7 @@ FILE = 64 * BATCH
 
 
 def begun(starts: list[int]) -> Abreast:
-    abreast = Abreast()
+    abreast = Abreast(1 << 20)
     for task, start in enumerate(starts):
         abreast.begun(start, start + 8, task, FILE)
     return abreast
@@ -60,7 +60,7 @@ def test_a_place_that_does_not_fit_ends_it_until_it_shows_again() -> None:
 
 
 def test_one_who_looks_at_equal_places_and_then_reads_on_is_alone() -> None:
-    abreast = Abreast()
+    abreast = Abreast(1 << 20)
     for place in range(16):
         abreast.begun(place * BATCH, place * BATCH + 4, 1, FILE)
     for next_block in range(4, BATCH, 4):
@@ -97,6 +97,16 @@ def test_others_are_none(starts: list[int]) -> None:
     abreast = begun(starts)
     for next_block in range(16, 10_000, 16):
         abreast.read_on(0, next_block, 1 << 20)
+    assert not taken(abreast)
+
+
+def test_equal_parts_of_a_file_are_none() -> None:
+    """16 readers of 12 MiB each: the first had all of its part before the last had any."""
+    abreast = Abreast(16 * 3072)
+    for part in range(16):
+        abreast.begun(part * 3072, part * 3072 + 32, part, 16 * 3072)
+    for next_block in range(32, 3072, 32):
+        abreast.read_on(0, next_block, 16 * 3072)
     assert not taken(abreast)
 
 
