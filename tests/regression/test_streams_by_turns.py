@@ -170,7 +170,7 @@ def sweep(size_bytes: int, workers: int) -> Trace:
     return Trace("sweep", [TraceFile(b"data", size_bytes)], [process]).at_load(2 * RATE_BYTES_PER_S)
 
 
-@pytest.mark.parametrize("share", [2.0, 0.5, 0.25])
+@pytest.mark.parametrize("share", [2.0, 0.5, pytest.param(0.25, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "trace", [turns_of_one_thread(96 * MIB), sweep(96 * MIB, 4), sweep(96 * MIB, 16)], ids=["turns", "4", "16"]
 )

@@ -67,6 +67,7 @@ def test_a_mount_stays_at_a_snapshot_whatever_happens_at_the_hub(pair: Pair) -> 
     assert (again.mountpoint / "kept").read_bytes() == b"one"
 
 
+@pytest.mark.slow
 def test_a_revision_is_given_while_the_hub_keeps_it_and_refused_with_what_there_is(pair: Pair) -> None:
     (pair.data / "f").write_bytes(b"one")
     hub = pair.hub()
@@ -92,6 +93,7 @@ def test_a_revision_is_given_while_the_hub_keeps_it_and_refused_with_what_there_
         assert not mounts_at(str(where))
 
 
+@pytest.mark.slow
 def test_a_mount_goes_back_to_an_older_revision_and_forward_again(pair: Pair) -> None:
     (pair.data / "f").write_bytes(b"one")
     hub = pair.hub()

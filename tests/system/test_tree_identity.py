@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.mount, pytest.mark.timeout(180)]
 MIB = 1024 * 1024
 FILES = 2000
 EDGE_SIZES = (0, 1, 4095, 4096, 4097, MIB - 1, MIB, MIB + 1)
-BIG_BYTES = 300 * MIB
+BIG_BYTES = 96 * MIB
 SPARSE_BYTES = 64 * MIB
 
 AWKWARD_NAMES = (

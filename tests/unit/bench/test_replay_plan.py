@@ -75,7 +75,7 @@ def test_the_stall_is_what_the_link_must_cost(record_bytes: int) -> None:
     assert round(report.miss_share * report.reads) <= 8, "before the plan was told"
 
 
-@pytest.mark.parametrize("load", [0.5, 2.0])
+@pytest.mark.parametrize("load", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_within_two_percent_of_belady_over_scattered_records(load: float) -> None:
     """Sixteen records share an extent, each read at another time: the extent as a whole is always wanted soon."""
     record_bytes = 64 << 10
