@@ -47,6 +47,7 @@ def test_purge(pair: Pair) -> None:
     assert (done.returncode, done.stdout[:15]) == (0, "erased 2 files,")
     assert data_files(pair) == 1
     assert (spoke.mountpoint / "d" / "a").read_bytes() == (pair.data / "d" / "a").read_bytes(), "fetched again"
+    eventually(lambda: data_files(pair) == 2)
     spoke.settled()
 
     done = ask("purge", "--cache-dir", cache, "--yes")
