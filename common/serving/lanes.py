@@ -42,15 +42,14 @@ class Lanes:
 
     def promote(self, request: Request) -> None:
         """The request has another priority now: what is ready of it moves there."""
-        for lane, staged in self._of(request.request_id):
-            if lane is not request.priority:
-                self._take_out(lane, request.request_id)
-                for pick, packed in staged:
+        for priority in Priority:
+            if priority is not request.priority:
+                for pick, packed in self._take_out(priority, request.request_id):
                     self.add(pick, packed)
 
     def drop(self, request_id: int) -> None:
-        for lane, _ in self._of(request_id):
-            self._take_out(lane, request_id)
+        for priority in Priority:
+            self._take_out(priority, request_id)
 
     def clear(self) -> None:
         for lane in self._lanes:
@@ -60,19 +59,13 @@ class Lanes:
     def __bool__(self) -> bool:
         return any(self._lanes)
 
-    def _of(self, request_id: int) -> list[tuple[Priority, list[tuple[Pick, Packed]]]]:
-        found = []
-        for priority, lane in zip(Priority, self._lanes, strict=True):
-            staged = [each for each in lane if each[0].request.request_id == request_id]
-            if staged:
-                found.append((priority, staged))
-        return found
-
-    def _take_out(self, priority: Priority, request_id: int) -> None:
+    def _take_out(self, priority: Priority, request_id: int) -> list[tuple[Pick, Packed]]:
+        """What is ready of a request in this lane, which loses it."""
         lane = self._lanes[priority]
-        kept = [each for each in lane if each[0].request.request_id != request_id]
-        self.waiting_bytes -= sum(len(packed.payload) for _, packed in lane) - sum(
-            len(packed.payload) for _, packed in kept
-        )
-        lane.clear()
-        lane.extend(kept)
+        taken = [staged for staged in lane if staged[0].request.request_id == request_id]
+        if taken:
+            kept = [staged for staged in lane if staged[0].request.request_id != request_id]
+            lane.clear()
+            lane.extend(kept)
+            self.waiting_bytes -= sum(len(packed.payload) for _, packed in taken)
+        return taken

@@ -78,14 +78,15 @@ class Packer:
         size_bytes = len(extent.data)
         if self._threads is None or Codec.ZSTD not in link.codecs or size_bytes < limits.PACK_MIN_BYTES:
             return False
+        ratio = self._shrinkage.ratio(version)
         if self._compression is Compression.AUTO:
             choice = link.packing
-            if choice is not None and not choice.wants(size_bytes, self._shrinkage.ratio(version)):
+            if choice is not None and not choice.wants(size_bytes, ratio):
                 return False
             busy = self._packing_bytes >= limits.PACK_QUEUE_BYTES
             if busy and link.waiting_bytes < limits.PACK_WHEN_WAITING_BYTES:
                 return False
-        if self._shrinkage.ratio(version) is None and size_bytes > limits.PACK_HERE_BYTES:
+        if ratio is None and size_bytes > limits.PACK_HERE_BYTES:
             # A file's first extents come in a burst: were they told by what a thread makes of the first, those that shrink would
             # go raw meanwhile, or those that do not would wait, and later ones overtake them.
             self._pack_here(version, extent.data[: limits.PACK_HERE_BYTES])
