@@ -328,6 +328,16 @@ class Lab:
                 time.sleep(0.05)
 
 
+def eventually(condition: Callable[[], bool], what: str, *, timeout_s: float, pause_s: float) -> float:
+    """Seconds until it held, looked at every ``pause_s``. Raises LabError."""
+    started_s = time.perf_counter()
+    while not condition():
+        if time.perf_counter() - started_s > timeout_s:
+            raise LabError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(pause_s)
+    return time.perf_counter() - started_s
+
+
 def in_lab(
     console: Console,
     work: Callable[[Lab], object],

@@ -31,7 +31,7 @@ from bench.flags import add_link_flags
 from bench.foresight import figures
 from bench.foresight.figures import GRAIN_BYTES, Figure
 from bench.foresight.job import Asked
-from bench.lab import Lab, LabError, Spoke, in_lab, read_metrics, ready
+from bench.lab import Lab, LabError, Spoke, eventually, in_lab, read_metrics, ready
 from bench.link import LinkShape
 from bench.path import ROOT, describe
 from bench.replay.recorded import read_trace
@@ -365,11 +365,12 @@ class Measuring:
         self.end(spoke)
 
     def _wait_for_orders(self, spoke: Spoke) -> None:
-        deadline_s = time.monotonic() + ORDERS_TIMEOUT_S
-        while not read_metrics(spoke.metrics).get('headrace_spoke_learned_orders{origin="hub"}'):
-            if time.monotonic() > deadline_s:
-                raise LabError(f"no order of another spoke was there within {ORDERS_TIMEOUT_S:g} s")
-            time.sleep(0.1)
+        eventually(
+            lambda: bool(read_metrics(spoke.metrics).get('headrace_spoke_learned_orders{origin="hub"}')),
+            "an order of another spoke",
+            timeout_s=ORDERS_TIMEOUT_S,
+            pause_s=0.1,
+        )
         time.sleep(1.0)  # others may follow the first
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cpu_time import cpu_time
-from bench.lab import Lab, LabError, Spoke
+from bench.lab import Lab, LabError, Spoke, eventually
 from bench.link import LinkShape
 from bench.metadata.reads import COLD_FILE_BYTES, Reads, summary
 from bench.metadata.tree import change_some, directory_name, listing, make_burst
@@ -90,14 +90,9 @@ def memory_bytes(pid: int) -> dict[str, int]:
     return {"now": sizes["VmRSS:"], "peak": sizes["VmHWM:"]}
 
 
-def eventually(condition: Callable[[], bool], what: str, pause_s: float = 0.002) -> float:
-    """Seconds until it held. Raises LabError."""
-    started_s = time.perf_counter()
-    while not condition():
-        if time.perf_counter() - started_s > SETTLE_TIMEOUT_S:
-            raise LabError(f"not within {SETTLE_TIMEOUT_S:g} s: {what}")
-        time.sleep(pause_s)
-    return time.perf_counter() - started_s
+def settled_s(condition: Callable[[], bool], what: str, pause_s: float = 0.002) -> float:
+    """Seconds until the names show it. Raises LabError."""
+    return eventually(condition, what, timeout_s=SETTLE_TIMEOUT_S, pause_s=pause_s)
 
 
 def _between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
@@ -164,7 +159,7 @@ def change_latency(names: Names) -> dict[str, Any]:
     for number in range(LATENCY_SAMPLES):
         path = f"{directory_name(number)}/latency.txt"
         (names.tree / path).write_text("x" * (number + 1))
-        times_s.append(eventually(names.all_shown([path]), f"{path} at the mount", 0.001))
+        times_s.append(settled_s(names.all_shown([path]), f"{path} at the mount", 0.001))
         time.sleep(0.1)
     return {"median_s": statistics.median(times_s), "max_s": max(times_s), "samples": len(times_s)}
 
@@ -175,7 +170,7 @@ def burst(names: Names, count: int) -> dict[str, Any]:
     for name in cold.values():
         (names.tree / name).write_bytes(os.urandom(COLD_FILE_BYTES))
     (names.tree / "warm.bin").write_bytes(b"w" * 8192)
-    eventually(names.all_shown([*cold.values(), "warm.bin"]), "the read files")
+    settled_s(names.all_shown([*cold.values(), "warm.bin"]), "the read files")
     mountpoint = names.spoke.mountpoint
     (mountpoint / "warm.bin").read_bytes()
     with Reads(mountpoint / cold["idle"], mountpoint / "warm.bin") as idle:
@@ -190,7 +185,7 @@ def burst(names: Names, count: int) -> dict[str, Any]:
         def settled() -> bool:
             return names.shown("burst-end") and set(os.listdir(mountpoint / "burst")) == wanted
 
-        eventually(settled, "the burst at the mount", 0.1)
+        settled_s(settled, "the burst at the mount", 0.1)
         all_s = time.perf_counter() - started_s
     return {
         "changes": count,
@@ -213,7 +208,7 @@ def hub_restart(names: Names) -> dict[str, Any]:
     names.lab.stop_hub()
     changed = change_some(names.tree, DOWNTIME_CHANGES, "hub-away")
     names.lab.restart_hub()
-    caught_up_s = eventually(names.all_shown(changed), "changes made while the hub was away")
+    caught_up_s = settled_s(names.all_shown(changed), "changes made while the hub was away")
     return {
         "ready_s": names.lab.hub_ready_s,
         "cpu_s": names.hub_cpu_s(),
@@ -228,7 +223,7 @@ def spoke_restart(names: Names) -> dict[str, Any]:
     changed = change_some(names.tree, DOWNTIME_CHANGES, "spoke-away")
     time.sleep(1.0)
     mount_ready_s = names.mount()
-    caught_up_s = eventually(names.all_shown(changed), "changes made while the spoke was away")
+    caught_up_s = settled_s(names.all_shown(changed), "changes made while the spoke was away")
     status = names.spoke.status()
     return {
         "mount_ready_s": mount_ready_s,
