@@ -19,6 +19,7 @@ from spoke.metrics import Counts
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.orders import Order
 from spoke.prefetch.planner import Planner, ReadSeen
+from spoke.prefetch.quiet import Quiet
 from spoke.prefetch.scorecard import Reason
 from spoke.prefetch.source import FAULT_BYTES
 from spoke.read_ahead import ReadAhead
@@ -52,6 +53,11 @@ class Ahead:
         self.read_ahead = ReadAhead(
             read_ahead_kib, planner.is_foretold if planner is not None else lambda _version: False
         )
+        self._quiet_reader: Callable[[bytes, int, int], Quiet | None] = lambda _version, _offset, _length: None
+        if planner is not None:
+            self._quiet_reader = planner.quiet_reader
+            if self.read_ahead.is_chosen:
+                planner.on_noted = self.read_ahead.noted
 
     def attach(self, fetcher: Fetcher, client: HubClient) -> None:
         """Both report to us, so they come after us."""
@@ -67,11 +73,7 @@ class Ahead:
     def last_job(self, last_job: LastJob | None) -> None:
         self._last_job = last_job
         if self._planner is not None:
-            self._planner.on_read = None if last_job is None else self._note
-
-    def _note(self, file: FileFacts, offset_bytes: int, length_bytes: int) -> None:
-        if self._last_job is not None:
-            self._last_job.read(file.path, file.version, file.size_bytes, offset_bytes, length_bytes)
+            self._planner.on_read = None if last_job is None else last_job.note
 
     def settle(self) -> None:
         """Learn now from reads that were only noted: what was learned is written down next."""
@@ -98,20 +100,30 @@ class Ahead:
             self._last_job.lent(handle.path, handle.version, handle.size_bytes)
 
     def read(self, handle: Handle, task_id: int, offset_bytes: int, length_bytes: int, result: ReadResult) -> None:
-        self._counts.read(length_bytes, result)
-        self.read_ahead.read(handle, offset_bytes, length_bytes)
+        counts = self._counts
+        if result == "hit":
+            counts.hits += 1
+            counts.cache_read_bytes += length_bytes
+            quiet = self._quiet_reader(handle.version, offset_bytes, length_bytes)
+            if quiet is not None:  # most READs of a stream end here, and all that they cost is above
+                if quiet.handle_id != handle.handle_id:
+                    self.read_ahead.handed_over(quiet, handle, offset_bytes, length_bytes)
+                return
+        else:
+            counts.waited(length_bytes, result)
         planner = self._planner
-        if planner is None:
-            if self._last_job is not None:
-                self._last_job.read(handle.path, handle.version, handle.size_bytes, offset_bytes, length_bytes)
-            return
-        if result == "hit" and planner.is_quiet(handle.version, offset_bytes, length_bytes):
-            return
-        planner.read(
-            self._clock(),
-            ReadSeen(handle.handle_id, task_id, handle.version, offset_bytes, length_bytes, result, handle.fault_bytes),
-        )
-        self._pump()
+        if planner is not None:
+            planner.read(
+                self._clock(),
+                ReadSeen(
+                    handle.handle_id, task_id, handle.version, offset_bytes, length_bytes, result, handle.fault_bytes
+                ),
+            )
+        elif self._last_job is not None:
+            self._last_job.read(handle.path, handle.version, handle.size_bytes, offset_bytes, length_bytes)
+        self.read_ahead.read(handle, offset_bytes, length_bytes)
+        if planner is not None and planner.has_plans:
+            self._pump()
 
     def stalled(self, handle: Handle, task_id: int, stall_s: float) -> None:
         self._counts.stall_s += stall_s

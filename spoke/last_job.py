@@ -21,6 +21,7 @@ from common.blocks import BLOCK_BYTES, BlockRange
 from common.durable import replace_file
 from common.errors import UsageError
 from common.log import get_logger
+from spoke.prefetch.chains import FileFacts
 
 log = get_logger(__name__)
 
@@ -99,12 +100,28 @@ class LastJob:
 
     def read(self, path: bytes, version: bytes, size_bytes: int, offset_bytes: int, length_bytes: int) -> None:
         """A READ at the mount."""
+        self.note(FileFacts(path, version, size_bytes), offset_bytes, length_bytes)
+
+    def note(self, facts: FileFacts, offset_bytes: int, length_bytes: int) -> None:
+        """READs of a file that go on in one piece."""
+        path, version, size_bytes = facts
         file = self._file(path, version, size_bytes)
         if file is None:
             return
-        end_bytes = min(offset_bytes + length_bytes, size_bytes)
-        for part in range(offset_bytes >> _SHIFT, (end_bytes + PART_BYTES - 1) >> _SHIFT):
-            file.parts[part >> 3] |= 1 << (part & 7)
+        end_bytes = offset_bytes + length_bytes
+        if end_bytes > size_bytes:
+            end_bytes = size_bytes
+        first = offset_bytes >> _SHIFT
+        count = (end_bytes + PART_BYTES - 1 >> _SHIFT) - first
+        if count <= 0:
+            return
+        parts, at = file.parts, first >> 3
+        bits = (1 << count) - 1 << (first & 7)
+        if bits < 256:  # most READs
+            parts[at] |= bits
+            return
+        end = at + (bits.bit_length() + 7 >> 3)
+        parts[at:end] = (int.from_bytes(parts[at:end], "little") | bits).to_bytes(end - at, "little")
 
     def lent(self, path: bytes, version: bytes, size_bytes: int) -> None:
         """The kernel reads a whole file by itself: how much of it is not seen."""
@@ -118,7 +135,8 @@ class LastJob:
         file = self._now.files.get(path)
         if file is None or file.version != version:
             file = self._add(path, version, size_bytes)
-        self._dirty = self._dirty or file is not None
+        if file is not None:
+            self._dirty = True
         return file
 
     def _add(self, path: bytes, version: bytes, size_bytes: int) -> TouchedFile | None:

@@ -49,16 +49,13 @@ class Counts:
         """Reads at the mount, of any kind."""
         return self.hits + self.late + self.misses
 
-    def read(self, length_bytes: int, result: ReadResult) -> None:
-        if result == "hit":
-            self.hits += 1
-            self.cache_read_bytes += length_bytes
+    def waited(self, length_bytes: int, result: ReadResult) -> None:
+        """A read that was no hit."""
+        self.wan_read_bytes += length_bytes
+        if result == "late":
+            self.late += 1
         else:
-            self.wan_read_bytes += length_bytes
-            if result == "late":
-                self.late += 1
-            else:
-                self.misses += 1
+            self.misses += 1
 
 
 class Measured(Protocol):

@@ -130,7 +130,12 @@ class Following:
     @property
     def is_active(self) -> bool:
         """Orders are followed; what is only being recorded does not count before somebody reads it again."""
-        return bool(self._followers) or any(follower.is_at_work for follower in self._recordings.values())
+        if self._followers:
+            return True
+        for follower in self._recordings.values():  # noqa: SIM110 - asked after each read, and half as dear as any()
+            if follower.is_at_work:
+                return True
+        return False
 
     @property
     def may_know(self) -> bool:
@@ -142,7 +147,10 @@ class Following:
         for follower in self._followers.values():
             if follower.has_plans:
                 return True
-        return bool(self._recordings) and any(follower.has_plans for follower in self._recordings.values())
+        for follower in self._recordings.values():  # noqa: SIM110
+            if follower.has_plans:
+                return True
+        return False
 
     @property
     def active_count(self) -> int:
@@ -165,6 +173,8 @@ class Following:
 
     def read(self, now_s: float, seen: ReadSeen, *, other_streams: int) -> int | None:
         """None: no order explains it. Else the offset up to which further reads change nothing (or 0)."""
+        if not self._followers and not self._may_be_recorded(seen.version, seen.offset_bytes):
+            return None
         places = self.active_count
         # What is known comes before what is guessed: however many streams there are, orders have half of all windows.
         share_bytes = self._windows_max_bytes // min(places + other_streams + 1, 2 * (places or 1))
@@ -192,9 +202,19 @@ class Following:
                 explained = found if explained is None else min(explained, found)
         return explained
 
+    def _may_be_recorded(self, version: bytes, offset_bytes: int) -> bool:
+        """Somebody reads again what is being recorded, or does so with this READ: one that goes where no step begins leads nowhere."""
+        for follower in self._recordings.values():
+            if follower.share or follower.is_at_work:
+                return True
+            recording = follower.order
+            if not isinstance(recording, Recording) or recording.begins_at(version, offset_bytes):
+                return True
+        return False
+
     def covers(self, version: bytes) -> bool:
         """What is read of this file is known; nobody need guess."""
-        return any(follower.covers(version) for follower in self._all())
+        return self.is_active and any(follower.covers(version) for follower in self._all())
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """Each order gets an equal part of the budget; what one leaves goes to the next."""

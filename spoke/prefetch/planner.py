@@ -54,6 +54,8 @@ class Planner:
         self._recorder = recorder
         self.on_read: Callable[[FileFacts, int, int], None] | None = None
         """Told of what is learnt from: (file, offset, length), READs that go on in one piece."""
+        self.on_noted: Callable[[Quiet, int], None] | None = None
+        """Told of a reader whose READs were only noted, and where the last one ended, once he is heard again."""
         self._recording: Recording | None = None
         self.scorecard = Scorecard()
         self._ledger = Ledger(self.scorecard)
@@ -78,6 +80,8 @@ class Planner:
         self._handles: dict[int, FileFacts] = {}
         self._open_counts: dict[bytes, int] = {}
         self._quiet = QuietReads()
+        self.quiet_reader = self._quiet.note
+        """The quiet reader of whom a READ that was a hit is one, which is noted with that; None: it is for :meth:`read`."""
         self._latest_s = 0.0
 
     @property
@@ -209,7 +213,7 @@ class Planner:
 
         False: it is for :meth:`read`. Most hits of a stream end here, at the cost of two look-ups.
         """
-        return self._quiet.note(version, offset_bytes, length_bytes)
+        return self.quiet_reader(version, offset_bytes, length_bytes) is not None
 
     def read(self, now_s: float, seen: ReadSeen) -> None:
         """Learn from a READ; what follows from it comes out of :meth:`plan`."""
@@ -220,6 +224,8 @@ class Planner:
             if quiet is not None and quiet.reads:
                 if seen.result == "hit":
                     self.scorecard.hits += quiet.reads
+                    if self.on_noted is not None:
+                        self.on_noted(quiet, offset_bytes)
                     seen = quiet.noted(offset_bytes + seen.length_bytes)
                 else:
                     self._make_up(now_s, quiet, offset_bytes)
@@ -246,6 +252,8 @@ class Planner:
 
     def _make_up(self, now_s: float, quiet: Quiet, next_bytes: int) -> None:
         self.scorecard.hits += quiet.reads - 1
+        if self.on_noted is not None:
+            self.on_noted(quiet, next_bytes)
         self._learn(now_s, quiet.noted(next_bytes))
 
     def _learn(self, now_s: float, seen: ReadSeen) -> None:
@@ -288,8 +296,9 @@ class Planner:
                 if quiet_bytes - end_bytes >= _QUIET_FROM_READS * length_bytes:
                     self._quiet.add(Quiet(seen, quiet_bytes))
                 return
-            foretold = following.covers(version)
-            ordered = following.is_ordered(version)
+            if following.is_active:
+                foretold = following.covers(version)
+                ordered = following.is_ordered(version)
         quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=foretold, ordered=ordered)
         if quiet is not None:
             self._quiet.add(quiet)

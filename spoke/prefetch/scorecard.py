@@ -62,6 +62,9 @@ class Scorecard:
         return sum(score.wasted_bytes for score in self.reasons.values())
 
 
+_WHOLE = (1 << EXTENT_BLOCKS) - 1
+
+
 class _Extent:
     __slots__ = ("arrived_s", "awaited", "outstanding", "planned_s", "reason", "unread")
 
@@ -166,10 +169,17 @@ class Ledger:
     def read(self, now_s: float, version: bytes, blocks: BlockRange, *, late: bool) -> None:
         """Blocks were read. ``late``: the reader waits for some; otherwise what still counts as outstanding was there all along."""
         extents = self._extents
-        for index, mask in _masks(blocks):
+        first_block, count = blocks
+        end_block = first_block + count
+        while first_block < end_block:
+            index, bit = first_block // EXTENT_BLOCKS, first_block % EXTENT_BLOCKS
             extent = extents.get((version, index))
             if extent is None:
+                first_block += EXTENT_BLOCKS - bit
                 continue
+            count = min(EXTENT_BLOCKS - bit, end_block - first_block)
+            mask = _WHOLE if count == EXTENT_BLOCKS else (1 << count) - 1 << bit
+            first_block += count
             unread = extent.unread
             used = mask & unread
             if used:

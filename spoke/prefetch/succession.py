@@ -18,6 +18,7 @@ from spoke.prefetch.recording import MAX_STEPS, PAGE_SHIFT, STEP_BYTES, Ended, R
 
 _EXTENT_SHIFT = EXTENT_BYTES.bit_length() - 1
 _UNCUT_BYTES = 128 * 1024
+_PAGE_MASK = (1 << PAGE_SHIFT) - 1
 _ENDS = 64
 _TOGETHER_BYTES = EXTENT_BYTES
 """A step is of what was read while so much was read in all, so that steps followed one by one are in order to within that: with 16
@@ -65,7 +66,7 @@ class OrderRecorder:
         recording.read_bytes += length_bytes
         if explained:
             recording.explained_bytes += length_bytes
-        number = recording.file_of(file.version)
+        number = recording.numbers.get(file.version)
         if number is None:
             number = self._add_file(file)
         end_bytes = min(start_bytes + length_bytes, file.size_bytes)
@@ -137,8 +138,8 @@ class OrderRecorder:
 
     def _touch(self, file: int, start_bytes: int, end_bytes: int) -> None:
         ends, recording = self._ends, self._recording
-        place = recording.place(file, start_bytes)
-        end_place = recording.place(file, end_bytes + (1 << PAGE_SHIFT) - 1)
+        first_page = recording.first_pages[file]
+        place, end_place = first_page + (start_bytes >> PAGE_SHIFT), first_page + (end_bytes + _PAGE_MASK >> PAGE_SHIFT)
         run = ends.pop(place, None)
         if run is not None:
             is_again, row, began_bytes = run
@@ -156,10 +157,12 @@ class OrderRecorder:
             return
         if run is None:
             recording.jumps += 1
-        row = recording.append(file, start_bytes, end_bytes - start_bytes)
+        row = recording.append(file, start_bytes, end_bytes - start_bytes, place)
         if row < _HEAD_STEPS:
             self._head.add(place)
-        self._note_end(end_place, False, row)
+        ends[end_place] = False, row, recording.read_bytes
+        if len(ends) > _ENDS:
+            del ends[next(iter(ends))]
         if self._again_count:
             self._new_count += 1
             if self._new_count > _NEW_MAX and self._new_count * _NEW_AMONG_AGAIN > self._again_count:
