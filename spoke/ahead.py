@@ -19,7 +19,7 @@ from spoke.metrics import Counts
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.orders import Order
 from spoke.prefetch.planner import Planner, ReadSeen
-from spoke.prefetch.quiet import Quiet
+from spoke.prefetch.quiet import Quiet, QuietReads
 from spoke.prefetch.scorecard import Reason
 from spoke.prefetch.source import FAULT_BYTES
 from spoke.read_ahead import ReadAhead
@@ -53,11 +53,11 @@ class Ahead:
         self.read_ahead = ReadAhead(
             read_ahead_kib, planner.is_foretold if planner is not None else lambda _version: False
         )
-        self._quiet_reader: Callable[[bytes, int, int], Quiet | None] = lambda _version, _offset, _length: None
-        if planner is not None:
-            self._quiet_reader = planner.quiet_reader
-            if self.read_ahead.is_chosen:
-                planner.on_noted = self.read_ahead.noted
+        self._quiet = QuietReads() if planner is None else planner.quiet
+        self._quiet.tally = self._tally
+        counts.tally = lambda: self._tally(self._quiet.current)
+        if planner is not None and self.read_ahead.is_chosen:
+            planner.on_noted = self.read_ahead.noted
 
     def attach(self, fetcher: Fetcher, client: HubClient) -> None:
         """Both report to us, so they come after us."""
@@ -100,15 +100,23 @@ class Ahead:
             self._last_job.lent(handle.path, handle.version, handle.size_bytes)
 
     def read(self, handle: Handle, task_id: int, offset_bytes: int, length_bytes: int, result: ReadResult) -> None:
+        quiet = self._quiet.current
+        if offset_bytes == quiet.next_bytes and handle.handle_id == quiet.handle_id and result == "hit":
+            end_bytes = offset_bytes + length_bytes
+            if end_bytes <= quiet.until_bytes:  # most READs of a stream: this is all that they cost
+                quiet.next_bytes = end_bytes
+                quiet.reads += 1
+                return
         counts = self._counts
         if result == "hit":
-            counts.hits += 1
-            counts.cache_read_bytes += length_bytes
-            quiet = self._quiet_reader(handle.version, offset_bytes, length_bytes)
-            if quiet is not None:  # most READs of a stream end here, and all that they cost is above
-                if quiet.handle_id != handle.handle_id:
-                    self.read_ahead.handed_over(quiet, handle, offset_bytes, length_bytes)
+            noted = self._quiet.note(handle.version, offset_bytes, length_bytes)
+            if noted is not None:
+                if noted.handle_id != handle.handle_id:
+                    self.read_ahead.handed_over(noted, handle, offset_bytes, length_bytes)
+                self._tally(noted)
                 return
+            counts.heard_hits += 1
+            counts.heard_cache_bytes += length_bytes
         else:
             counts.waited(length_bytes, result)
         planner = self._planner
@@ -124,6 +132,13 @@ class Ahead:
         self.read_ahead.read(handle, offset_bytes, length_bytes)
         if planner is not None and planner.has_plans:
             self._pump()
+
+    def _tally(self, quiet: Quiet) -> None:
+        """Count what was noted of a reader's READs since the last time."""
+        counts = self._counts
+        counts.heard_hits += quiet.reads - quiet.told_reads
+        counts.heard_cache_bytes += quiet.next_bytes - quiet.told_bytes
+        quiet.told_reads, quiet.told_bytes = quiet.reads, quiet.next_bytes
 
     def stalled(self, handle: Handle, task_id: int, stall_s: float) -> None:
         self._counts.stall_s += stall_s

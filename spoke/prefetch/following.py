@@ -40,6 +40,7 @@ class Following:
         self._recordings: dict[str, Follower] = {}
         self._ids: dict[str, int] = {}
         self._last_id = 0
+        self._may_have_plans = False
         self._used_lately: dict[tuple[bytes, BlockRange], None] = {}
 
     def add(self, now_s: float, order: Order) -> None:
@@ -51,6 +52,7 @@ class Following:
             raise PlanTooLong(f"{len(self._followers)} orders are followed, which is the limit: drop one first")
         follower = self._followers[order.name] = Follower(order, self._ledger.unread_bytes, self._note_used)
         self._take_id(order.name)
+        self._may_have_plans = True
         follower.start(now_s, self._start_bytes(order))
 
     def _start_bytes(self, order: Order) -> int:
@@ -72,6 +74,7 @@ class Following:
     def grew(self, now_s: float, name: str) -> None:
         follower = self._followers.get(name)
         if follower is not None:
+            self._may_have_plans = True
             follower.grew(now_s, self._start_bytes(follower.order))
 
     def drop(self, name: str) -> bool:
@@ -144,13 +147,10 @@ class Following:
 
     @property
     def has_plans(self) -> bool:
-        for follower in self._followers.values():
-            if follower.has_plans:
-                return True
-        for follower in self._recordings.values():  # noqa: SIM110
-            if follower.has_plans:
-                return True
-        return False
+        if not self._may_have_plans:  # asked after each read and arrival, most of which are no news here
+            return False
+        self._may_have_plans = any(follower.has_plans for follower in self._all())
+        return self._may_have_plans
 
     @property
     def active_count(self) -> int:
@@ -175,6 +175,7 @@ class Following:
         """None: no order explains it. Else the offset up to which further reads change nothing (or 0)."""
         if not self._followers and not self._may_be_recorded(seen.version, seen.offset_bytes):
             return None
+        self._may_have_plans = True
         places = self.active_count
         # What is known comes before what is guessed: however many streams there are, orders have half of all windows.
         share_bytes = self._windows_max_bytes // min(places + other_streams + 1, 2 * (places or 1))

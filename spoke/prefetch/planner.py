@@ -79,9 +79,8 @@ class Planner:
             recorder.on_drop = self._forget_recording
         self._handles: dict[int, FileFacts] = {}
         self._open_counts: dict[bytes, int] = {}
-        self._quiet = QuietReads()
-        self.quiet_reader = self._quiet.note
-        """The quiet reader of whom a READ that was a hit is one, which is noted with that; None: it is for :meth:`read`."""
+        self.quiet = QuietReads()
+        """Readers whose hits are only noted; what is none of theirs is for :meth:`read`."""
         self._latest_s = 0.0
 
     @property
@@ -180,7 +179,7 @@ class Planner:
             self._open_counts[facts.version] = left
             return
         del self._open_counts[facts.version]
-        self._quiet.take_all(facts.version)
+        self.quiet.take_all(facts.version)
         self._guesses.closed(facts.version)
 
     def link(self, rtt_s: float, rate_bytes_per_s: float) -> None:
@@ -213,11 +212,11 @@ class Planner:
 
         False: it is for :meth:`read`. Most hits of a stream end here, at the cost of two look-ups.
         """
-        return self.quiet_reader(version, offset_bytes, length_bytes) is not None
+        return self.quiet.note(version, offset_bytes, length_bytes) is not None
 
     def read(self, now_s: float, seen: ReadSeen) -> None:
         """Learn from a READ; what follows from it comes out of :meth:`plan`."""
-        quiets = self._quiet.of(seen.version)
+        quiets = self.quiet.of(seen.version)
         if quiets:
             offset_bytes = seen.offset_bytes
             quiet = quiets.pop(offset_bytes, None)
@@ -232,19 +231,19 @@ class Planner:
                     quiets.pop(offset_bytes, None)  # he is heard now
             # A reader that goes on as a stream is no news to the others; anything else may be.
             if not quiets:
-                self._quiet.take_all(seen.version)
+                self.quiet.take_all(seen.version)
             elif self._following.is_active or not self._guesses.is_stream_at(seen.version, seen.offset_bytes):
                 self._catch_up(now_s, seen.version)
         self._learn(now_s, seen)
 
     def settle(self, now_s: float) -> None:
         """Learn from all reads that were only noted."""
-        for version in self._quiet.versions():
+        for version in self.quiet.versions():
             self._catch_up(now_s, version)
 
     def _catch_up(self, now_s: float, version: bytes) -> None:
         """Learn from the reads of a file that were only noted."""
-        quiets = self._quiet.take_all(version)
+        quiets = self.quiet.take_all(version)
         if quiets:
             for next_bytes, quiet in quiets.items():
                 if quiet.reads:
@@ -294,14 +293,14 @@ class Planner:
         if may_know:
             if quiet_bytes is not None:
                 if quiet_bytes - end_bytes >= _QUIET_FROM_READS * length_bytes:
-                    self._quiet.add(Quiet(seen, quiet_bytes))
+                    self.quiet.add(Quiet(seen, quiet_bytes))
                 return
             if following.is_active:
                 foretold = following.covers(version)
                 ordered = following.is_ordered(version)
         quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=foretold, ordered=ordered)
         if quiet is not None:
-            self._quiet.add(quiet)
+            self.quiet.add(quiet)
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What to fetch now, at most ``budget_bytes`` in all. While both sources want some, each gets half."""

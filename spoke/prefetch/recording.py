@@ -76,6 +76,23 @@ class PlaceFilter:
         seen[other] |= other_bit
         return True
 
+    def add_new(self, places: range) -> int:
+        """Add them in turn up to the first that was (most likely) in it already; returns how many."""
+        seen, shift = self._bits, self._shift
+        added = 0
+        for place in places:
+            one = (place * _HASH & _MASK_64) >> shift
+            other = (place * _HASH_OTHER & _MASK_64) >> shift
+            one_bit, other_bit = 1 << (one & 7), 1 << (other & 7)
+            one >>= 3
+            other >>= 3
+            if seen[one] & one_bit and seen[other] & other_bit:
+                return added
+            seen[one] |= one_bit
+            seen[other] |= other_bit
+            added += 1
+        return added
+
     def __contains__(self, place: int) -> bool:
         one = (place * _HASH & _MASK_64) >> self._shift
         if not self._bits[one >> 3] & 1 << (one & 7):
@@ -145,6 +162,20 @@ class Recording:
         if len(tail) >= _TAIL_STEPS:
             self._seal()
         return row
+
+    def extend(self, file: int, offset_bytes: int, length_bytes: int, places: range) -> int:
+        """Steps of this length one behind the other, which begin at ``places``. Returns the last one's row."""
+        steps, count = self.steps, len(places)
+        row = len(steps)
+        steps.files.extend([file] * count)
+        steps.offsets.extend(range(offset_bytes, offset_bytes + count * length_bytes, length_bytes))
+        steps.lengths.extend([length_bytes] * count)
+        self._tail.update(zip(places, range(row, row + count), strict=True))
+        if length_bytes > self._longest_bytes:
+            self._longest_bytes = length_bytes
+        if len(self._tail) >= _TAIL_STEPS:
+            self._seal()
+        return row + count - 1
 
     def lengthen(self, row: int, length_bytes: int) -> None:
         """The step goes on for so many bytes more."""

@@ -18,6 +18,8 @@ from spoke.prefetch.recording import MAX_STEPS, PAGE_SHIFT, STEP_BYTES, Ended, R
 
 _EXTENT_SHIFT = EXTENT_BYTES.bit_length() - 1
 _UNCUT_BYTES = 128 * 1024
+_EXTENT_PAGES = EXTENT_BYTES >> PAGE_SHIFT
+_RUN_BYTES = 3 * EXTENT_BYTES  # shorter ones are not worth more than a look each
 _PAGE_MASK = (1 << PAGE_SHIFT) - 1
 _ENDS = 64
 _TOGETHER_BYTES = EXTENT_BYTES
@@ -79,7 +81,11 @@ class OrderRecorder:
                 if self._recording is not recording:  # an epoch ended here: files are counted anew
                     recording = self._recording
                     number = self._add_file(file)
-                self._touch(number, start_bytes, cut_bytes)
+                if cut_bytes - start_bytes == EXTENT_BYTES and end_bytes - start_bytes >= _RUN_BYTES:
+                    start_bytes += self._sweep(number, start_bytes, end_bytes - start_bytes >> _EXTENT_SHIFT)
+                    cut_bytes = min(end_bytes, (start_bytes >> _EXTENT_SHIFT) + 1 << _EXTENT_SHIFT)
+                if start_bytes < end_bytes:
+                    self._touch(number, start_bytes, cut_bytes)
                 start_bytes = cut_bytes
 
     def tend(self, now_s: float, open_handles: int) -> None:
@@ -169,6 +175,31 @@ class OrderRecorder:
                 self._forget_again()
         if row + 1 >= self.max_steps:
             self._end("full")
+
+    def _sweep(self, file: int, start_bytes: int, count: int) -> int:
+        """Whole extents in a row of which nothing was read before, at most ``count``: as :meth:`_touch` would, each a step.
+
+        Returns the bytes that were recorded, maybe none: where one was read before, or something else is to be looked at.
+        """
+        recording, ends = self._recording, self._ends
+        rows = len(recording.steps)
+        if rows < _HEAD_STEPS or self._again_count or rows + count >= self.max_steps:
+            return 0
+        place = recording.first_pages[file] + (start_bytes >> PAGE_SHIFT)
+        places = range(place, place + count * _EXTENT_PAGES, _EXTENT_PAGES)
+        count = recording.seen.add_new(places)
+        if not count:
+            return 0
+        if ends.pop(place, None) is None:
+            recording.jumps += 1
+        places = places[:count]
+        for known in places[1:]:
+            ends.pop(known, None)
+        row = recording.extend(file, start_bytes, EXTENT_BYTES, places)
+        ends[places[-1] + _EXTENT_PAGES] = False, row, recording.read_bytes
+        if len(ends) > _ENDS:
+            del ends[next(iter(ends))]
+        return count * EXTENT_BYTES
 
     def _note_end(self, end_place: int, is_again: bool, row: int) -> None:
         self._ends[end_place] = is_again, row, self._recording.read_bytes
