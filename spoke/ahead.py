@@ -194,9 +194,11 @@ class Ahead:
 
     def arrived(self, version: bytes, blocks: BlockRange, raw_bytes: int) -> None:
         self._counts.fetched_bytes += raw_bytes
-        if self._planner is not None:
-            self._planner.arrived(self._clock(), version, blocks)
-            self._pump()
+        planner = self._planner
+        if planner is not None:
+            planner.arrived(self._clock(), version, blocks)
+            if planner.has_plans:
+                self._pump()
 
     def failed(self, version: bytes, blocks: BlockRange) -> None:
         if self._planner is not None:

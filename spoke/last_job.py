@@ -105,9 +105,13 @@ class LastJob:
     def note(self, facts: FileFacts, offset_bytes: int, length_bytes: int) -> None:
         """READs of a file that go on in one piece."""
         path, version, size_bytes = facts
-        file = self._file(path, version, size_bytes)
-        if file is None:
-            return
+        file = self._now.files.get(path)
+        if file is None or file.version != version:
+            file = self._file(path, version, size_bytes)
+            if file is None:
+                return
+        self._last_read_s = self._clock()
+        self._dirty = True
         end_bytes = offset_bytes + length_bytes
         if end_bytes > size_bytes:
             end_bytes = size_bytes

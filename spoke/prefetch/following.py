@@ -40,7 +40,8 @@ class Following:
         self._recordings: dict[str, Follower] = {}
         self._ids: dict[str, int] = {}
         self._last_id = 0
-        self._may_have_plans = False
+        self.may_have_plans = False
+        """What is asked before ``has_plans``, after each read and arrival: most are no news here."""
         self._used_lately: dict[tuple[bytes, BlockRange], None] = {}
 
     def add(self, now_s: float, order: Order) -> None:
@@ -52,7 +53,7 @@ class Following:
             raise PlanTooLong(f"{len(self._followers)} orders are followed, which is the limit: drop one first")
         follower = self._followers[order.name] = Follower(order, self._ledger.unread_bytes, self._note_used)
         self._take_id(order.name)
-        self._may_have_plans = True
+        self.may_have_plans = True
         follower.start(now_s, self._start_bytes(order))
 
     def _start_bytes(self, order: Order) -> int:
@@ -74,7 +75,7 @@ class Following:
     def grew(self, now_s: float, name: str) -> None:
         follower = self._followers.get(name)
         if follower is not None:
-            self._may_have_plans = True
+            self.may_have_plans = True
             follower.grew(now_s, self._start_bytes(follower.order))
 
     def drop(self, name: str) -> bool:
@@ -141,16 +142,11 @@ class Following:
         return False
 
     @property
-    def may_know(self) -> bool:
-        """A read may be one that is known."""
-        return bool(self._followers or self._recordings)
-
-    @property
     def has_plans(self) -> bool:
-        if not self._may_have_plans:  # asked after each read and arrival, most of which are no news here
+        if not self.may_have_plans:
             return False
-        self._may_have_plans = any(follower.has_plans for follower in self._all())
-        return self._may_have_plans
+        self.may_have_plans = any(follower.has_plans for follower in self._all())
+        return self.may_have_plans
 
     @property
     def active_count(self) -> int:
@@ -173,9 +169,7 @@ class Following:
 
     def read(self, now_s: float, seen: ReadSeen, *, other_streams: int) -> int | None:
         """None: no order explains it. Else the offset up to which further reads change nothing (or 0)."""
-        if not self._followers and not self._may_be_recorded(seen.version, seen.offset_bytes):
-            return None
-        self._may_have_plans = True
+        self.may_have_plans = True
         places = self.active_count
         # What is known comes before what is guessed: however many streams there are, orders have half of all windows.
         share_bytes = self._windows_max_bytes // min(places + other_streams + 1, 2 * (places or 1))
@@ -203,13 +197,19 @@ class Following:
                 explained = found if explained is None else min(explained, found)
         return explained
 
-    def _may_be_recorded(self, version: bytes, offset_bytes: int) -> bool:
-        """Somebody reads again what is being recorded, or does so with this READ: one that goes where no step begins leads nowhere."""
+    def may_explain(self, version: bytes, offset_bytes: int) -> bool:
+        """Whether a READ here is news for :meth:`read`; if not, nothing is foretold either.
+
+        An order is followed, or somebody reads again what is being recorded, or does so with this READ: one that goes where no step
+        begins leads nowhere.
+        """
+        if self._followers:
+            return True
         for follower in self._recordings.values():
-            if follower.share or follower.is_at_work:
-                return True
             recording = follower.order
-            if not isinstance(recording, Recording) or recording.begins_at(version, offset_bytes):
+            if follower.share or follower.is_at_work or not isinstance(recording, Recording):
+                return True
+            if recording.begins_at(version, offset_bytes):
                 return True
         return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping
+from functools import partial
 
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
@@ -31,6 +32,9 @@ from spoke.prefetch.window import Latency, Window
 
 _REASONS = (Reason.SEQUENTIAL, Reason.STRIDED, Reason.SMALL_FILE, Reason.NEXT_FILE)
 _QUIET_WAITING_BYTES = 8 * EXTENT_BYTES
+_UNHEARD_SHARE = 4
+"""So much of its window a stream alone may be read on, its pieces planned, before it is learnt from: so its order is recorded late, too."""
+
 _QUIET_MAX_S = limits.PREFETCH_ACTIVE_S / 4
 _NO_STREAM = 0  # streams count up from it, orders down
 
@@ -51,27 +55,29 @@ class Guesses:
         self._small_file_bytes = small_file_bytes
         self._stream_max_bytes = stream_max_bytes
         self._windows_max_bytes = windows_max_bytes
-        self._scattered: deque[tuple[KnownFile, Stride | None, BlockRange]] = deque()
-        self._waited: deque[tuple[KnownFile, BlockRange]] = deque()
+        self.scattered: deque[tuple[KnownFile, Stride | None, BlockRange]] = deque()
+        self.waited: deque[tuple[KnownFile, BlockRange]] = deque()
         self._chains = Chains(next_file)
         self._ledger = ledger
         self._latency = latency
         self._read = ReadBytes()
         self._trusts = {reason: Trust(self._read) for reason in _REASONS}
         self._sequential = self._trusts[Reason.SEQUENTIAL]
-        self._files: OrderedDict[bytes, KnownFile] = OrderedDict()
+        self.files: OrderedDict[bytes, KnownFile] = OrderedDict()
         self._active: OrderedDict[int, Run] = OrderedDict()
-        self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self.jobs: OrderedDict[int, Job] = OrderedDict()
+        self._last_file: KnownFile | None = None
+        self._all_active_until_s = 0.0
         self._next_id = 1
 
     @property
     def has_plans(self) -> bool:
-        return bool(self._jobs or self._scattered or self._waited)
+        return bool(self.jobs or self.scattered or self.waited)
 
     @property
     def has_waited(self) -> bool:
         """:meth:`plan_waited` may give something."""
-        return bool(self._waited)
+        return bool(self.waited)
 
     @property
     def active_count(self) -> int:
@@ -79,29 +85,29 @@ class Guesses:
 
     def known(self, version: bytes) -> KnownFile | None:
         """What is known of this version, if it is remembered."""
-        return self._files.get(version)
+        return self.files.get(version)
 
     def is_stream_at(self, version: bytes, offset_bytes: int) -> bool:
         """A stream of this version reads here next."""
-        file = self._files.get(version)
+        file = self.files.get(version)
         return file is not None and file.runs.is_stream_at(offset_bytes // BLOCK_BYTES)
 
     # --- events ------------------------------------------------------------------------------------------
 
     def closed(self, version: bytes) -> None:
         """The last handle of a file was closed: what was planned in it and not read counts as wasted, until it is read."""
-        file = self._files.get(version)
+        file = self.files.get(version)
         if file is not None:
             self._charge_all(file)
 
     def failed(self, now_s: float, version: bytes) -> None:
-        file = self._files.get(version)
+        file = self.files.get(version)
         if file is not None:
             file.paused_until_s = now_s + limits.PREFETCH_FAILURE_PAUSE_S
 
     def evicted(self, version: bytes, blocks: BlockRange, wasted: Mapping[Reason, int]) -> None:
         """Blocks were evicted; ``wasted``: bytes of them that nobody had read, by what they were fetched for."""
-        file = self._files.get(version)
+        file = self.files.get(version)
         guessed_bytes = 0
         for reason, trust in self._trusts.items():
             wasted_bytes = wasted.get(reason, 0)
@@ -132,8 +138,9 @@ class Guesses:
         late = seen.result != "hit"
         if file is None:
             file = self._remember(facts)
-        else:
-            self._files.move_to_end(facts.version)
+        elif file is not self._last_file:
+            self.files.move_to_end(facts.version)
+        self._last_file = file
         if file.chain is None and not foretold:
             self._begin(now_s, file, late=late)
         read_bytes = (end_block - start_block) * BLOCK_BYTES
@@ -152,7 +159,8 @@ class Guesses:
                 self._charge(file, idle)
         if (join is Join.NEW or join is Join.EARLIER) and not foretold:
             self._stride(now_s, file, start_block, end_block, run.downward_reads, late=late)
-        trusted = file.trust.earned and self._sequential.earned
+        own, all_files = file.trust, self._sequential
+        trusted = (not own.wasted_bytes or own.earned) and (not all_files.wasted_bytes or all_files.earned)
         if trusted and not foretold:
             if not ordered:
                 self._look_abreast(file, run, join, start_block, end_block, seen.task_id)
@@ -179,21 +187,22 @@ class Guesses:
         quiet_block = self._widen(now_s, file, run, read_bytes if join is not Join.ECHO else 0, late=late)
         if quiet_block <= end_block or run.next_block != end_block:
             return None
-        until_bytes = quiet_block * BLOCK_BYTES
-        met_block = runs.until_another(run, quiet_block)
-        if met_block < quiet_block:  # the read that comes there makes one of the two
-            until_bytes = met_block * BLOCK_BYTES - 1
-        run.quiet = Quiet(seen, until_bytes)
-        return run.quiet
+        run.quiet = quiet = Quiet(seen, self._quiet_bytes(file, end_block, quiet_block))
+        window = run.window
+        if not late and window is not None and window.window_bytes >= _QUIET_WAITING_BYTES and len(self._active) == 1:
+            quiet.go_on = partial(self._go_on, file, run, end_block + window.window_bytes // _UNHEARD_SHARE // BLOCK_BYTES)
+        return quiet
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What to fetch now, round the streams with room an extent at a time."""
-        if self._waited:  # for who does not ask what readers wait for
+        if self.waited:  # for who does not ask what readers wait for
             return self.plan_waited(now_s, budget_bytes)
-        fetches = self._plan_scattered(now_s, budget_bytes)
-        budget_bytes -= sum(fetch.blocks.block_count for fetch in fetches) * BLOCK_BYTES
+        fetches: list[Fetch] = []
+        if self.scattered:
+            fetches = self._plan_scattered(now_s, budget_bytes)
+            budget_bytes -= sum(fetch.blocks.block_count for fetch in fetches) * BLOCK_BYTES
         paused: list[tuple[int, Job]] = []
-        jobs = self._jobs
+        jobs = self.jobs
         while jobs and budget_bytes >= BLOCK_BYTES:
             stream_id, job = jobs.popitem(last=False)
             file, run, reason = job
@@ -202,8 +211,9 @@ class Guesses:
             if now_s < file.paused_until_s:
                 paused.append((stream_id, job))
                 continue
-            first_block = max(run.planned_block, run.next_block)
-            end_block = window_end(file, run.next_block, run.window.window_bytes)
+            next_block = run.noted_block or run.next_block
+            first_block = max(run.planned_block, next_block)
+            end_block = window_end(file, next_block, run.window.window_bytes)
             # On a short path the window stays small for good; what ends the start is that much read in a row.
             start_blocks = limits.PREFETCH_START_BYTES // BLOCK_BYTES
             starting = (
@@ -247,13 +257,13 @@ class Guesses:
         """What readers abreast stand before, whether it is under way or not; at most ``budget_bytes``, in the order of its place."""
         fetches: list[Fetch] = []
         budget_blocks = budget_bytes // BLOCK_BYTES
-        while self._waited and budget_blocks > 0:
-            file, blocks = self._waited.popleft()
+        while self.waited and budget_blocks > 0:
+            file, blocks = self.waited.popleft()
             if now_s < file.paused_until_s:
                 continue
             part = BlockRange(blocks.first_block, min(blocks.block_count, budget_blocks))
             if part != blocks:
-                self._waited.appendleft((file, BlockRange(part.end_block, blocks.block_count - part.block_count)))
+                self.waited.appendleft((file, BlockRange(part.end_block, blocks.block_count - part.block_count)))
             budget_blocks -= part.block_count
             version = file.facts.version
             self._ledger.plan(now_s, version, part, Reason.SEQUENTIAL)
@@ -276,7 +286,7 @@ class Guesses:
         for blocks in strides.ahead(
             stride, now_s, late=late, latency_s=latency_s, cap_bytes=cap_bytes, least_blocks=least_blocks
         ):
-            self._scattered.append((file, stride, blocks))
+            self.scattered.append((file, stride, blocks))
         self._settle_strides(file)
 
     def _read_on(self, file: KnownFile, start_block: int, end_block: int) -> None:
@@ -290,7 +300,7 @@ class Guesses:
         guessed_block = min(start_block + beginnings.blocks, file.block_count)
         if guessed_block > end_block:
             beginnings.guessed(guessed_block)
-            self._scattered.append((file, None, BlockRange(end_block, guessed_block - end_block)))
+            self.scattered.append((file, None, BlockRange(end_block, guessed_block - end_block)))
 
     def _look_abreast(
         self, file: KnownFile, run: Run, join: Join, start_block: int, end_block: int, task_id: int
@@ -302,7 +312,7 @@ class Guesses:
             most_blocks = self._windows_max_bytes // BLOCK_BYTES
             abreast.read_on(run.start_block, run.next_block, min(file.block_count, run.start_block + most_blocks))
         if abreast.waited:
-            self._waited.extend((file, blocks) for blocks in abreast.waited)
+            self.waited.extend((file, blocks) for blocks in abreast.waited)
             abreast.waited.clear()
 
     def _take_turns(self, now_s: float, file: KnownFile, run: Run, read_blocks: int) -> None:
@@ -325,8 +335,8 @@ class Guesses:
     def _plan_scattered(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """The steps of progressions, and what is left of places begun, first of all: they are few, and soon read."""
         fetches: list[Fetch] = []
-        while self._scattered and budget_bytes >= EXTENT_BYTES:
-            file, stride, blocks = self._scattered.popleft()
+        while self.scattered and budget_bytes >= EXTENT_BYTES:
+            file, stride, blocks = self.scattered.popleft()
             if (stride is not None and stride not in file.strides) or now_s < file.paused_until_s:
                 continue  # forgotten meanwhile, or failing: whoever wants it reads it
             version, size_bytes = file.facts.version, file.facts.size_bytes
@@ -341,9 +351,9 @@ class Guesses:
         return self._next_id
 
     def _remember(self, facts: FileFacts) -> KnownFile:
-        file = self._files[facts.version] = KnownFile(facts)
-        if len(self._files) > limits.PREFETCH_MAX_FILES:
-            _, forgotten = self._files.popitem(last=False)
+        file = self.files[facts.version] = KnownFile(facts)
+        if len(self.files) > limits.PREFETCH_MAX_FILES:
+            _, forgotten = self.files.popitem(last=False)
             self._charge_all(forgotten)
             for run in forgotten.runs.streams():
                 self._drop(run)
@@ -371,7 +381,7 @@ class Guesses:
             run.window = Window(now_s)
             run.window.window_bytes = file.block_count * BLOCK_BYTES
             file.whole_reason = reason
-            self._jobs[run.stream_id] = Job(file, run, reason)
+            self.jobs[run.stream_id] = Job(file, run, reason)
 
     def _read_whole(self, file: KnownFile, run: Run, *, missed: bool) -> None:
         """A read of a file planned as a whole: if all was planned and some is not there, it was evicted: again."""
@@ -379,7 +389,7 @@ class Guesses:
             self._refund(file, run, file.whole_reason)
         if missed and run.planned_block >= file.block_count:
             run.planned_block = 0
-            self._jobs[run.stream_id] = Job(file, run, Reason.SMALL_FILE)
+            self.jobs[run.stream_id] = Job(file, run, Reason.SMALL_FILE)
 
     def _widen(self, now_s: float, file: KnownFile, run: Run, read_bytes: int, *, late: bool) -> int:
         """Returns the block up to which further reads of the run would change nothing here."""
@@ -390,7 +400,7 @@ class Guesses:
             active.move_to_end(run.stream_id)
         else:
             active[run.stream_id] = run
-        if len(active) > 1:
+        if len(active) > 1 and (now_s > self._all_active_until_s or len(active) > limits.PREFETCH_ACTIVE_MAX_STREAMS):
             self._forget_inactive(now_s)
         cap_bytes = min(self._stream_max_bytes, self._windows_max_bytes // len(active))
         window.read(
@@ -401,37 +411,67 @@ class Guesses:
             latency_s=self._latency.latency_s,
             cap_bytes=max(limits.PREFETCH_WINDOW_MIN_BYTES, cap_bytes),
         )
+        if run.next_block >= file.block_count:
+            active.pop(run.stream_id, None)  # done: it needs no share
+        return self._fill(now_s, file, run, run.next_block, window)
+
+    def _go_on(self, file: KnownFile, run: Run, last_block: int, now_s: float, end_bytes: int) -> int:
+        """A stream alone, whose READs were only noted, comes to ``end_bytes``, where its next piece is due: what READs teach can wait.
+
+        Returns the offset up to which further READs change nothing, or 0: up to ``last_block`` at most, in the middle of a file, and
+        while nobody else reads.
+        """
+        window, next_block = run.window, -(-end_bytes // BLOCK_BYTES)
+        if window is None or next_block > last_block or run.charged_blocks or len(self._active) > 1:
+            return 0
+        if window_end(file, next_block, window.window_bytes) >= file.block_count:
+            return 0
+        if not file.trust.earned or not self._sequential.earned:
+            return 0
+        run.noted_block = next_block
+        quiet_block = self._fill(now_s, file, run, next_block, window)
+        return self._quiet_bytes(file, next_block, quiet_block) if quiet_block > next_block else 0
+
+    def _quiet_bytes(self, file: KnownFile, next_block: int, quiet_block: int) -> int:
+        """As far as a stream read at ``next_block`` may come without being heard, if nothing is to be planned up to ``quiet_block``."""
+        met_block = file.runs.until_another(next_block, quiet_block)
+        if met_block < quiet_block:  # the read that comes there makes one of the two
+            return met_block * BLOCK_BYTES - 1
+        return quiet_block * BLOCK_BYTES
+
+    def _fill(self, now_s: float, file: KnownFile, run: Run, next_block: int, window: Window) -> int:
+        """Room in the window of a stream that is read at ``next_block`` becomes a job. Returns the block up to which none comes about."""
         # Whole extents where the window has room for them; the last piece of a file always.
         window_bytes = window.window_bytes
-        piece_bytes = min(window_bytes // 4, piece_blocks(window_bytes) * BLOCK_BYTES)
-        next_block, planned_block = run.next_block, run.planned_block
+        piece_bytes = piece_blocks(window_bytes) * BLOCK_BYTES
+        if piece_bytes > window_bytes // 4:
+            piece_bytes = window_bytes // 4
+        planned_block = run.planned_block
         end_block = window_end(file, next_block, window_bytes)
         room_bytes = (end_block - (planned_block if planned_block > next_block else next_block)) * BLOCK_BYTES
-        if next_block >= file.block_count:
-            active.pop(run.stream_id, None)  # done: it needs no share
         if room_bytes >= piece_bytes or (room_bytes > 0 and end_block == file.block_count):
-            if run.stream_id not in self._jobs:
-                self._jobs[run.stream_id] = Job(file, run, Reason.SEQUENTIAL)
+            if run.stream_id not in self.jobs:
+                self.jobs[run.stream_id] = Job(file, run, Reason.SEQUENTIAL)
         elif end_block == file.block_count:
             self._reached_end(now_s, file, run)
         if planned_block <= next_block or window.grows_unseen:
             return 0
-        quiet_block = self._quiet_block(file, run, window_bytes, piece_bytes)
+        quiet_block = self._quiet_block(file, run, next_block, window_bytes, piece_bytes)
         if window.rate_bytes_per_s:  # it is not to be forgotten for a slow reader's silence
             most_bytes = max(EXTENT_BYTES, int(window.rate_bytes_per_s * _QUIET_MAX_S))
             quiet_block = min(quiet_block, next_block + most_bytes // BLOCK_BYTES)
         return quiet_block
 
-    def _quiet_block(self, file: KnownFile, run: Run, window_bytes: int, piece_bytes: int) -> int:
-        """The last block that the run can come to without room for the next piece in its window.
+    def _quiet_block(self, file: KnownFile, run: Run, next_block: int, window_bytes: int, piece_bytes: int) -> int:
+        """The last block that the run, read at ``next_block``, can come to without room for the next piece in its window.
 
         What it wants already is asked for as soon as the budget has room; in a large window it may come a piece further meanwhile.
         So it may where all of the file is planned, and its end makes room for the file after it; but its last read is heard.
         """
-        if run.stream_id in self._jobs or run.planned_block >= file.block_count:
+        if run.stream_id in self.jobs or run.planned_block >= file.block_count:
             if window_bytes < _QUIET_WAITING_BYTES:
                 return 0
-            return min(run.next_block + piece_bytes // BLOCK_BYTES, run.planned_block, file.block_count - 1)
+            return min(next_block + piece_bytes // BLOCK_BYTES, run.planned_block, file.block_count - 1)
         end_block = run.planned_block + -(-piece_bytes // BLOCK_BYTES)
         if window_bytes >= WHOLE_EXTENTS_FROM_BYTES:
             end_block = -(-end_block // EXTENT_BLOCKS) * EXTENT_BLOCKS
@@ -448,7 +488,7 @@ class Guesses:
             window = job.run.window
             if window is not None and job.run.next_block == 0 and left_bytes > window.window_bytes:
                 window.window_bytes = left_bytes
-                self._jobs.setdefault(job.run.stream_id, job)
+                self.jobs.setdefault(job.run.stream_id, job)
             left_bytes -= job.file.facts.size_bytes
 
     def _anticipate(self, now_s: float, chain: Chain, window_bytes: int, evidence_blocks: int = 0) -> list[Job]:
@@ -457,7 +497,7 @@ class Guesses:
         if not self._chains.proven(chain) or not self._trusts[Reason.NEXT_FILE].earned:
             return jobs
         for facts in chain.extend(self._chains.next_file, window_bytes):
-            if facts.version in self._files:
+            if facts.version in self.files:
                 continue  # read already, or the same bytes under another name
             file = self._remember(facts)
             if facts.size_bytes <= self._small_file_bytes:
@@ -474,12 +514,13 @@ class Guesses:
         while True:
             oldest_id, oldest = next(iter(active.items()))
             if oldest.last_read_s >= idle_before_s and len(active) <= limits.PREFETCH_ACTIVE_MAX_STREAMS:
+                self._all_active_until_s = oldest.last_read_s + limits.PREFETCH_ACTIVE_S
                 return
             del active[oldest_id]
 
     def _drop(self, run: Run) -> None:
         self._active.pop(run.stream_id, None)
-        self._jobs.pop(run.stream_id, None)
+        self.jobs.pop(run.stream_id, None)
 
     def _settle(self, file: KnownFile) -> None:
         """Streams that the file forgot: what they had planned and nobody read is wasted."""

@@ -91,7 +91,10 @@ class Planner:
     @property
     def has_plans(self) -> bool:
         """:meth:`plan` may give something; asked after every read, so that most cost no more."""
-        return self._guesses.has_plans or self._following.has_plans
+        guesses, following = self._guesses, self._following
+        return bool(guesses.jobs or guesses.scattered or guesses.waited) or (
+            following.may_have_plans and following.has_plans
+        )
 
     @property
     def open_handles(self) -> int:
@@ -220,6 +223,15 @@ class Planner:
         if quiets:
             offset_bytes = seen.offset_bytes
             quiet = quiets.pop(offset_bytes, None)
+            if quiet is not None and quiet.go_on is not None and seen.result == "hit":
+                end_bytes = offset_bytes + seen.length_bytes
+                until_bytes = 0 if end_bytes in quiets else quiet.go_on(now_s, end_bytes)
+                if until_bytes >= end_bytes:
+                    if self.on_noted is not None:
+                        self.on_noted(quiet, offset_bytes)
+                    quiet.went_on(seen, until_bytes)
+                    quiets[end_bytes] = quiet
+                    return
             if quiet is not None and quiet.reads:
                 if seen.result == "hit":
                     self.scorecard.hits += quiet.reads
@@ -266,38 +278,37 @@ class Planner:
         else:
             score.misses += 1
         guesses, following = self._guesses, self._following
-        file = guesses.known(version)
+        file = guesses.files.get(version)
         facts = self._handles.get(handle_id) if file is None else file.facts
         if facts is None or facts.version != version or length_bytes <= 0:
             return
         end_bytes = offset_bytes + length_bytes
         start_block = offset_bytes // BLOCK_BYTES
-        end_block = -(-min(end_bytes, facts.size_bytes) // BLOCK_BYTES)
+        end_block = -(-(end_bytes if end_bytes < facts.size_bytes else facts.size_bytes) // BLOCK_BYTES)
         if start_block >= end_block:
             return
         if self.on_read is not None:
             self.on_read(facts, offset_bytes, length_bytes)
         self._ledger.read(now_s, version, BlockRange(start_block, end_block - start_block), late=result != "hit")
         foretold = ordered = False
-        may_know = following.may_know
         quiet_bytes = None
-        if may_know:
+        may_explain = following.may_explain(version, offset_bytes)
+        if may_explain:
             quiet_bytes = following.read(now_s, seen, other_streams=guesses.active_count)
-        if self._recorder is not None:
+        recorder = self._recorder
+        if recorder is not None:
             explained = quiet_bytes is not None and following.covers(version)
-            self._recorder.read(now_s, facts, offset_bytes, length_bytes, explained=explained)
-            if self._recorder.recording is not self._recording:
-                self._recording = self._recorder.recording
+            recorder.read(now_s, facts, offset_bytes, length_bytes, explained=explained)
+            if recorder.recording is not self._recording:
+                self._recording = recorder.recording
                 following.watch(now_s, self._recording)
-                may_know = True
-        if may_know:
-            if quiet_bytes is not None:
-                if quiet_bytes - end_bytes >= _QUIET_FROM_READS * length_bytes:
-                    self.quiet.add(Quiet(seen, quiet_bytes))
-                return
-            if following.is_active:
-                foretold = following.covers(version)
-                ordered = following.is_ordered(version)
+        if quiet_bytes is not None:
+            if quiet_bytes - end_bytes >= _QUIET_FROM_READS * length_bytes:
+                self.quiet.add(Quiet(seen, quiet_bytes))
+            return
+        if may_explain and following.is_active:
+            foretold = following.covers(version)
+            ordered = following.is_ordered(version)
         quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=foretold, ordered=ordered)
         if quiet is not None:
             self.quiet.add(quiet)

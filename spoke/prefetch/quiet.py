@@ -17,18 +17,28 @@ class Quiet:
     last of which ended at ``next_bytes``.
 
     ``handle_id``: whose READs they are from ``part_bytes`` on, before which ``part_reads`` of them were noted. ``told_reads``,
-    ``told_bytes``: how far they were counted.
+    ``told_bytes``: how far they were counted. ``go_on``, if there, may be asked instead of hearing the READ that comes to
+    ``until_bytes``, with the time and where that ends: it plans what is due, and says up to where further READs change nothing
+    (or 0: it must be heard).
     """
 
-    __slots__ = ("from_bytes", "handle_id", "next_bytes", "part_bytes", "part_reads", "reads", "seen", "told_bytes",
-                 "told_reads", "until_bytes")  # fmt: skip
+    __slots__ = ("from_bytes", "go_on", "handle_id", "next_bytes", "part_bytes", "part_reads", "reads", "seen",
+                 "told_bytes", "told_reads", "until_bytes")  # fmt: skip
 
     def __init__(self, seen: ReadSeen, until_bytes: int) -> None:
         self.seen = seen
         self.from_bytes = self.next_bytes = self.part_bytes = self.told_bytes = seen.offset_bytes + seen.length_bytes
         self.until_bytes = until_bytes
         self.handle_id = seen.handle_id
+        self.go_on: Callable[[float, int], int] | None = None
         self.reads = self.part_reads = self.told_reads = 0
+
+    def went_on(self, seen: ReadSeen, until_bytes: int) -> None:
+        """One of his READs was told to all but those who learn from it, and changes nothing up to there."""
+        self.next_bytes = self.part_bytes = self.told_bytes = seen.offset_bytes + seen.length_bytes
+        self.until_bytes, self.handle_id = until_bytes, seen.handle_id
+        self.reads += 1
+        self.part_reads = self.told_reads = self.reads
 
     def noted(self, end_bytes: int) -> ReadSeen:
         """All that was noted, as one READ that ends at ``end_bytes``."""
@@ -85,12 +95,14 @@ class QuietReads:
 
     def add(self, quiet: Quiet) -> None:
         """A reader that is quiet from now on."""
-        self._rest()
+        if self.current is not _NOBODY:
+            self._rest()
         self._files.setdefault(quiet.seen.version, {})[quiet.from_bytes] = quiet
 
     def of(self, version: bytes) -> dict[int, Quiet] | None:
         """The quiet readers of a file by where each reads next, for the caller to change; None: there never were any."""
-        self._rest()
+        if self.current is not _NOBODY:
+            self._rest()
         return self._files.get(version)
 
     def versions(self) -> list[bytes]:

@@ -154,7 +154,11 @@ class Recording:
 
     def append(self, file: int, offset_bytes: int, length_bytes: int, place: int) -> int:
         """``place``: where it begins. Returns its row."""
-        row = self.steps.append(file, offset_bytes, length_bytes)
+        steps = self.steps  # each column by itself: each new step comes by here
+        row = len(steps.files)
+        steps.files.append(file)
+        steps.offsets.append(offset_bytes)
+        steps.lengths.append(length_bytes)
         tail = self._tail
         tail[place] = row
         if length_bytes > self._longest_bytes:

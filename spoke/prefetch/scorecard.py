@@ -236,7 +236,7 @@ def _masks(blocks: BlockRange) -> Sequence[tuple[int, int]]:
     """(extent index, bits of the blocks in it) for each extent that ``blocks`` touches."""
     first_block, block_count = blocks
     index, bit = first_block // EXTENT_BLOCKS, first_block % EXTENT_BLOCKS
-    if bit + block_count <= EXTENT_BLOCKS:  # most READs
+    if bit + block_count <= EXTENT_BLOCKS:  # most of what is read, asked for and had
         return ((index, ((1 << block_count) - 1) << bit),) if block_count else ()
     end_index, end_bit = divmod(first_block + block_count, EXTENT_BLOCKS)
     masks = [(whole, _WHOLE) for whole in range(index, end_index)]

@@ -60,7 +60,7 @@ class Run:
     Once ``window`` is there it is a stream, planned up to ``planned_block``. ``evidence_blocks``: what it has read in a
     row. ``charged_blocks``: what was written off as wasted when the file was closed. ``downward_reads``: its last so many reads each
     came before the one before. ``streak``: of its reads so many came at its end and soon one after another. ``after_id``: the run that
-    was visited after it. ``on_faith``: a stream because its turn comes, and not read since. ``quiet``: its reader, while his reads are
+    was visited after it. ``noted_block``: as far as its reads were only noted, when more was planned last (0: not). ``on_faith``: a stream because its turn comes, and not read since. ``quiet``: its reader, while his reads are
     only noted.
     """
 
@@ -72,6 +72,7 @@ class Run:
         "last_read",
         "last_read_s",
         "next_block",
+        "noted_block",
         "on_faith",
         "planned_block",
         "quiet",
@@ -96,6 +97,7 @@ class Run:
         self.streak = 1
         self.after_id = 0
         self.on_faith = False
+        self.noted_block = 0
         self.quiet: Quiet | None = None
         self.window: Window | None = None
 
@@ -126,6 +128,8 @@ class RunTable:
         self.beginnings = Beginnings()
         self.abreast = Abreast(block_count)
         self.dropped: list[Run] = []
+        self.is_time_to_look = False
+        """Every so many reads: streams may have gone idle."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -139,20 +143,14 @@ class RunTable:
         run = self._by_next.get(block) or self._by_next.get(block + 1)
         return run is not None and run.window is not None
 
-    def until_another(self, run: Run, end_block: int) -> int:
-        """The first place before ``end_block`` where another run begins, which ``run`` will come to; or ``end_block``."""
-        next_block = run.next_block
+    def until_another(self, next_block: int, end_block: int) -> int:
+        """The first place before ``end_block`` where another run begins, which one at ``next_block`` will come to; or ``end_block``."""
         for starts in (self._stream_by_start, self._by_start):
             if len(starts) > 1 or starts is self._by_start:
                 for start_block in starts:
                     if next_block <= start_block < end_block:
                         end_block = start_block
         return end_block
-
-    @property
-    def is_time_to_look(self) -> bool:
-        """Every so many reads: streams may have gone idle."""
-        return not self._reads % _LOOK_READS
 
     def idle(self) -> list[Run]:
         """Streams that reads have passed over, with something planned: what was guessed in them was wrong, as it seems."""
@@ -172,6 +170,7 @@ class RunTable:
     def observe(self, start_block: int, end_block: int, now_s: float, new_id: int) -> tuple[Run, Join]:
         """The run that a read of blocks ``start_block`` to ``end_block`` (not empty) belongs to; ``new_id`` if it begins one."""
         self._reads += 1
+        self.is_time_to_look = not self._reads % _LOOK_READS
         by_next, by_start = self._by_next, self._by_start
         run = by_next.get(start_block)
         if run is None and end_block > start_block + 1:
@@ -350,6 +349,7 @@ class RunTable:
         run.reads += 1
         run.downward_reads = 1
         run.last_read_s = now_s
+        run.noted_block = 0
         run.quiet = None
         (self._candidates if run.window is None else self._streams).move_to_end(run.stream_id)
 

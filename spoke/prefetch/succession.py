@@ -63,7 +63,7 @@ class OrderRecorder:
     def read(self, now_s: float, file: FileFacts, start_bytes: int, length_bytes: int, *, explained: bool) -> None:
         """A READ at the mount, or several in a row. ``explained``: an order that is followed knew of it."""
         self._last_read_s = now_s
-        recording = self._recording
+        recording = self.recording
         recording.reads += 1
         recording.read_bytes += length_bytes
         if explained:
@@ -71,15 +71,17 @@ class OrderRecorder:
         number = recording.numbers.get(file.version)
         if number is None:
             number = self._add_file(file)
-        end_bytes = min(start_bytes + length_bytes, file.size_bytes)
+        end_bytes = start_bytes + length_bytes
+        if end_bytes > file.size_bytes:
+            end_bytes = file.size_bytes
         if end_bytes - start_bytes <= _UNCUT_BYTES:
             if start_bytes < end_bytes:
                 self._touch(number, start_bytes, end_bytes)
         else:
             while start_bytes < end_bytes:
                 cut_bytes = min(end_bytes, (start_bytes >> _EXTENT_SHIFT) + 1 << _EXTENT_SHIFT)
-                if self._recording is not recording:  # an epoch ended here: files are counted anew
-                    recording = self._recording
+                if self.recording is not recording:  # an epoch ended here: files are counted anew
+                    recording = self.recording
                     number = self._add_file(file)
                 if cut_bytes - start_bytes == EXTENT_BYTES and end_bytes - start_bytes >= _RUN_BYTES:
                     start_bytes += self._sweep(number, start_bytes, end_bytes - start_bytes >> _EXTENT_SHIFT)
@@ -91,7 +93,7 @@ class OrderRecorder:
     def tend(self, now_s: float, open_handles: int) -> None:
         """End what nobody goes on with: a job that closed all its files, or one that rests longer than an evaluation takes."""
         rest_s = limits.LEARN_REST_S if open_handles else limits.LEARN_CLOSED_REST_S
-        if len(self._recording.steps) and now_s - self._last_read_s >= rest_s:
+        if len(self.recording.steps) and now_s - self._last_read_s >= rest_s:
             self._end("job")
 
     def stop(self) -> None:
@@ -102,7 +104,7 @@ class OrderRecorder:
         """Forget what was recorded."""
         finished, self._finished = self._finished, None
         self._drop(finished)
-        self._drop(self._recording)
+        self._drop(self.recording)
         self._begin()
 
     def take(self) -> Recording | None:
@@ -111,20 +113,16 @@ class OrderRecorder:
         return finished
 
     @property
-    def recording(self) -> Recording:
-        """The one that grows."""
-        return self._recording
-
-    @property
     def steps(self) -> int:
         """Recorded of the epoch that is read now."""
-        return len(self._recording.steps)
+        return len(self.recording.steps)
 
     # --- inside ------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._begun_total += 1
-        self._recording = Recording(f"recording {self._begun_total}", self.max_steps)
+        self.recording = Recording(f"recording {self._begun_total}", self.max_steps)
+        """The one that grows."""
         self._ends: dict[int, tuple[bool, int, int]] = {}
         """Where a step ended: whether it is one read again, its row, how much had been read when it began."""
         self._head: set[int] = set()
@@ -135,15 +133,15 @@ class OrderRecorder:
         self._new_count = 0
 
     def _add_file(self, file: FileFacts) -> int:
-        known = self._recording.file_of(file.version)
+        known = self.recording.file_of(file.version)
         if known is not None:
             return known
-        if len(self._recording.files) >= self.max_files:
+        if len(self.recording.files) >= self.max_files:
             self._end("full")
-        return self._recording.add_file(file)
+        return self.recording.add_file(file)
 
     def _touch(self, file: int, start_bytes: int, end_bytes: int) -> None:
-        ends, recording = self._ends, self._recording
+        ends, recording = self._ends, self.recording
         first_page = recording.first_pages[file]
         place, end_place = first_page + (start_bytes >> PAGE_SHIFT), first_page + (end_bytes + _PAGE_MASK >> PAGE_SHIFT)
         run = ends.pop(place, None)
@@ -181,7 +179,7 @@ class OrderRecorder:
 
         Returns the bytes that were recorded, maybe none: where one was read before, or something else is to be looked at.
         """
-        recording, ends = self._recording, self._ends
+        recording, ends = self.recording, self._ends
         rows = len(recording.steps)
         if rows < _HEAD_STEPS or self._again_count or rows + count >= self.max_steps:
             return 0
@@ -202,12 +200,12 @@ class OrderRecorder:
         return count * EXTENT_BYTES
 
     def _note_end(self, end_place: int, is_again: bool, row: int) -> None:
-        self._ends[end_place] = is_again, row, self._recording.read_bytes
+        self._ends[end_place] = is_again, row, self.recording.read_bytes
         if len(self._ends) > _ENDS:
             del self._ends[next(iter(self._ends))]
 
     def _read_again(self, file: int, start_bytes: int, end_bytes: int, place: int, end_place: int) -> None:
-        recording, again = self._recording, self._again
+        recording, again = self.recording, self._again
         self._again_count += 1
         if len(again) < _AGAIN_KEPT:
             self._note_end(end_place, True, again.append(file, start_bytes, end_bytes - start_bytes))
@@ -233,7 +231,7 @@ class OrderRecorder:
 
     def _end(self, why: Ended) -> None:
         """Hand over what was recorded; what was read again is how the next epoch begins."""
-        recording, again = self._recording, self._again
+        recording, again = self.recording, self._again
         self._begin()
         recording.ended = why
         if why == "epoch":

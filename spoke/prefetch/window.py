@@ -63,9 +63,11 @@ class Window:
             self.rate_bytes_per_s += (rate - self.rate_bytes_per_s) * (_RATE_FALL if falling else 1.0)
             self._sample_start_s, self._sample_bytes = now_s, 0
         first_bytes = self._first_bytes if evidence_bytes < self._first_bytes else 0
-        wanted = max(least_bytes, first_bytes, int(self.rate_bytes_per_s * latency_s * SAFETY))
+        wanted = int(self.rate_bytes_per_s * latency_s * SAFETY)
+        if wanted < least_bytes or wanted < first_bytes:
+            wanted = max(least_bytes, first_bytes)
         window_bytes = self.window_bytes
-        if late or self.grows_unseen:
+        if late or (self._first_bytes and self.grows_unseen):
             starting = eager and window_bytes < limits.PREFETCH_START_BYTES and evidence_bytes >= EXTENT_BYTES
             grown_bytes = (_START_GROWTH if starting else 2) * window_bytes
             if not late:
@@ -73,8 +75,8 @@ class Window:
             window_bytes = max(grown_bytes, wanted)
         elif window_bytes > ample * wanted:
             window_bytes = max(wanted, window_bytes - int(window_bytes * _SHRINK))
-        else:
-            window_bytes = max(window_bytes, wanted)
+        elif window_bytes < wanted:
+            window_bytes = wanted
         earned_bytes = max(first_bytes, limits.PREFETCH_EVIDENCE_FACTOR * evidence_bytes)
         self.window_bytes = min(window_bytes, cap_bytes, earned_bytes)
 
