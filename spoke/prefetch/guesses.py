@@ -36,6 +36,7 @@ _UNHEARD_SHARE = 4
 """So much of its window a stream alone may be read on, its pieces planned, before it is learnt from: so its order is recorded late, too."""
 
 _QUIET_MAX_S = limits.PREFETCH_ACTIVE_S / 4
+_START_BLOCKS = limits.PREFETCH_START_BYTES // BLOCK_BYTES
 _NO_STREAM = 0  # streams count up from it, orders down
 
 
@@ -73,11 +74,6 @@ class Guesses:
     @property
     def has_plans(self) -> bool:
         return bool(self.jobs or self.scattered or self.waited)
-
-    @property
-    def has_waited(self) -> bool:
-        """:meth:`plan_waited` may give something."""
-        return bool(self.waited)
 
     @property
     def active_count(self) -> int:
@@ -189,8 +185,9 @@ class Guesses:
             return None
         run.quiet = quiet = Quiet(seen, self._quiet_bytes(file, end_block, quiet_block))
         window = run.window
-        if not late and window is not None and window.window_bytes >= _QUIET_WAITING_BYTES and len(self._active) == 1:
-            quiet.go_on = partial(self._go_on, file, run, end_block + window.window_bytes // _UNHEARD_SHARE // BLOCK_BYTES)
+        if window is not None and window.is_steady and window.window_bytes >= _QUIET_WAITING_BYTES and len(self._active) == 1:
+            unheard_bytes = min(window.window_bytes // _UNHEARD_SHARE, int(window.rate_bytes_per_s * _QUIET_MAX_S))
+            quiet.go_on = partial(self._go_on, file, run, end_block + unheard_bytes // BLOCK_BYTES)
         return quiet
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
@@ -212,27 +209,25 @@ class Guesses:
                 paused.append((stream_id, job))
                 continue
             next_block = run.noted_block or run.next_block
-            first_block = max(run.planned_block, next_block)
-            end_block = window_end(file, next_block, run.window.window_bytes)
+            first_block = run.planned_block if run.planned_block > next_block else next_block
+            window_bytes = run.window.window_bytes
+            end_block = window_end(file, next_block, window_bytes)
             # On a short path the window stays small for good; what ends the start is that much read in a row.
-            start_blocks = limits.PREFETCH_START_BYTES // BLOCK_BYTES
-            starting = (
-                reason is Reason.SEQUENTIAL
-                and run.evidence_blocks < start_blocks
-                and run.window.window_bytes < limits.PREFETCH_START_BYTES
-            )
-            if starting:
+            if (
+                window_bytes < limits.PREFETCH_START_BYTES
+                and run.evidence_blocks < _START_BLOCKS
+                and reason is Reason.SEQUENTIAL
+            ):
                 begun = run.evidence_blocks >= EXTENT_BLOCKS
                 cut_blocks = limits.PREFETCH_BEGUN_PIECE_BLOCKS if begun else limits.PREFETCH_START_PIECE_BLOCKS
                 stop_block = min(first_block + cut_blocks, (first_block // EXTENT_BLOCKS + 1) * EXTENT_BLOCKS)
             else:
                 more_blocks = EXTENT_BLOCKS  # in turns, where others wait too
                 if not jobs:
-                    more_blocks = max(
-                        EXTENT_BLOCKS, min(piece_blocks(run.window.window_bytes), budget_bytes // BLOCK_BYTES)
-                    )
+                    more_blocks = max(EXTENT_BLOCKS, min(piece_blocks(window_bytes), budget_bytes // BLOCK_BYTES))
                 stop_block = (first_block + more_blocks) // EXTENT_BLOCKS * EXTENT_BLOCKS
-            stop_block = min(stop_block, end_block)
+            if stop_block > end_block:
+                stop_block = end_block
             if stop_block <= first_block:
                 continue
             if (stop_block - first_block) * BLOCK_BYTES > budget_bytes:
@@ -250,7 +245,8 @@ class Guesses:
                 jobs[stream_id] = job
             elif stop_block == file.block_count and reason is Reason.SEQUENTIAL:
                 self._reached_end(now_s, file, run)
-        jobs.update(paused)
+        if paused:
+            jobs.update(paused)
         return fetches
 
     def plan_waited(self, now_s: float, budget_bytes: int) -> list[Fetch]:

@@ -315,7 +315,7 @@ class Planner:
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What to fetch now, at most ``budget_bytes`` in all. While both sources want some, each gets half."""
-        if not self._following.has_plans:
+        if not self._following.may_have_plans or not self._following.has_plans:
             return self._guesses.plan(now_s, budget_bytes)
         share_bytes = budget_bytes // 2 if self._guesses.has_plans else budget_bytes
         fetches = self._following.plan(now_s, share_bytes)
@@ -330,7 +330,7 @@ class Planner:
     @property
     def has_waited(self) -> bool:
         """:meth:`plan_waited` may give something."""
-        return self._guesses.has_waited
+        return bool(self._guesses.waited)
 
     def plan_waited(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What readers wait for beyond their READs: to be asked for as that, and what is under way of it to be hurried."""

@@ -356,7 +356,7 @@ def test_everything_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             for number in range(4):
                 bench.read((lane << 27) + number * READ, handle=handle)
     planner = bench.planner
-    assert len(planner._guesses._files) <= 8
+    assert len(planner._guesses.files) <= 8
     assert len(planner._handles) == 50
     assert len(planner._ledger) <= 64
     assert planner.active_streams <= 16
