@@ -78,9 +78,7 @@ class Recorded(Planned):
         super().closed(now_s, handle)
 
     def read(self, now_s: float, read: Read, result: int) -> None:
-        self._note(
-            "read", now_s, read.handle, read.lane.task, read.offset_bytes, read.length_bytes, RESULTS[result]
-        )
+        self._note("read", now_s, read.handle, read.lane.task, read.offset_bytes, read.length_bytes, RESULTS[result])
         super().read(now_s, read, result)
 
     def arrived(self, now_s: float, file: int, blocks: BlockRange) -> None:
@@ -190,7 +188,9 @@ def _replay(recording: Recording, read_ns: list[int] | None, *, learn: bool, idl
     ahead.attach(world, world)  # type: ignore[arg-type]
     if learn:
         ahead.last_job = LastJob(Path("nowhere"), limits.LEARN_MEMORY_BYTES, lambda: world.now_s)
-    told = {name: _nothing if idle else getattr(ahead, name) for name in ("opened", "closed", "arrived", "evicted", "read")}
+    told = {
+        name: _nothing if idle else getattr(ahead, name) for name in ("opened", "closed", "arrived", "evicted", "read")
+    }
     steps, all_steps, clock = list(_steps(events)), world.steps, time.thread_time_ns
     asyncio._set_running_loop(world)  # type: ignore[arg-type]
     try:

@@ -113,8 +113,7 @@ class LastJob:
         self._last_read_s = self._clock()
         self._dirty = True
         end_bytes = offset_bytes + length_bytes
-        if end_bytes > size_bytes:
-            end_bytes = size_bytes
+        end_bytes = min(end_bytes, size_bytes)
         first = offset_bytes >> _SHIFT
         count = (end_bytes + PART_BYTES - 1 >> _SHIFT) - first
         if count <= 0:

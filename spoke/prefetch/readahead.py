@@ -106,7 +106,9 @@ class ReadAheadChooser:
             if run_bytes >= _RUN_MIN_BYTES:
                 if reads > 1:  # of several, those with which the run was long enough
                     each_bytes = length_bytes // reads
-                    length_bytes = min(length_bytes, (run_bytes - _RUN_MIN_BYTES) // each_bytes * each_bytes + each_bytes)
+                    length_bytes = min(
+                        length_bytes, (run_bytes - _RUN_MIN_BYTES) // each_bytes * each_bytes + each_bytes
+                    )
                 self._streams += length_bytes / _UNIT_BYTES
         elif before_bytes < 0:
             if length_bytes == fault_bytes and offset_bytes % fault_bytes:

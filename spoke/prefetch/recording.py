@@ -161,8 +161,7 @@ class Recording:
         steps.lengths.append(length_bytes)
         tail = self._tail
         tail[place] = row
-        if length_bytes > self._longest_bytes:
-            self._longest_bytes = length_bytes
+        self._longest_bytes = max(self._longest_bytes, length_bytes)
         if len(tail) >= _TAIL_STEPS:
             self._seal()
         return row
@@ -175,8 +174,7 @@ class Recording:
         steps.offsets.extend(range(offset_bytes, offset_bytes + count * length_bytes, length_bytes))
         steps.lengths.extend([length_bytes] * count)
         self._tail.update(zip(places, range(row, row + count), strict=True))
-        if length_bytes > self._longest_bytes:
-            self._longest_bytes = length_bytes
+        self._longest_bytes = max(self._longest_bytes, length_bytes)
         if len(self._tail) >= _TAIL_STEPS:
             self._seal()
         return row + count - 1
@@ -185,8 +183,7 @@ class Recording:
         """The step goes on for so many bytes more."""
         lengths = self.steps.lengths
         lengths[row] = length_bytes = lengths[row] + length_bytes
-        if length_bytes > self._longest_bytes:
-            self._longest_bytes = length_bytes
+        self._longest_bytes = max(self._longest_bytes, length_bytes)
 
     # --- the Order ---------------------------------------------------------------------------------------
 

@@ -185,8 +185,7 @@ class Ledger:
                 first_block += EXTENT_BLOCKS - bit
                 continue
             count = EXTENT_BLOCKS - bit
-            if count > end_block - first_block:
-                count = end_block - first_block
+            count = min(count, end_block - first_block)
             mask = (1 << count) - 1 << bit
             first_block += count
             unread = extent.unread

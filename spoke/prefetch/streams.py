@@ -60,8 +60,8 @@ class Run:
     Once ``window`` is there it is a stream, planned up to ``planned_block``. ``evidence_blocks``: what it has read in a
     row. ``charged_blocks``: what was written off as wasted when the file was closed. ``downward_reads``: its last so many reads each
     came before the one before. ``streak``: of its reads so many came at its end and soon one after another. ``after_id``: the run that
-    was visited after it. ``noted_block``: as far as its reads were only noted, when more was planned last (0: not). ``on_faith``: a stream because its turn comes, and not read since. ``quiet``: its reader, while his reads are
-    only noted.
+    was visited after it. ``on_faith``: a stream because its turn comes, and not read since. ``quiet``: its reader, while his reads are
+    only noted; ``noted_block``: as far as he had come with these when more was planned last, or 0.
     """
 
     __slots__ = (

@@ -72,8 +72,7 @@ class OrderRecorder:
         if number is None:
             number = self._add_file(file)
         end_bytes = start_bytes + length_bytes
-        if end_bytes > file.size_bytes:
-            end_bytes = file.size_bytes
+        end_bytes = min(end_bytes, file.size_bytes)
         if end_bytes - start_bytes <= _UNCUT_BYTES:
             if start_bytes < end_bytes:
                 self._touch(number, start_bytes, end_bytes)

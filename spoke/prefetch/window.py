@@ -80,8 +80,7 @@ class Window:
             window_bytes = max(wanted, window_bytes - int(window_bytes * _SHRINK))
         else:
             self.is_steady = True
-            if window_bytes < wanted:
-                window_bytes = wanted
+            window_bytes = max(window_bytes, wanted)
         earned_bytes = max(first_bytes, limits.PREFETCH_EVIDENCE_FACTOR * evidence_bytes)
         self.window_bytes = min(window_bytes, cap_bytes, earned_bytes)
 

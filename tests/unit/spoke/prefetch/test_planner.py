@@ -360,7 +360,7 @@ def test_everything_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(planner._handles) == 50
     assert len(planner._ledger) <= 64
     assert planner.active_streams <= 16
-    assert len(planner._guesses._jobs) <= 16
+    assert len(planner._guesses.jobs) <= 16
     for handle in range(60):
         planner.closed(bench.now_s, handle)
     assert not planner._handles
