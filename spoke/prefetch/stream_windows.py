@@ -20,7 +20,7 @@ from spoke.prefetch.source import Fetch, ReadSeen
 from spoke.prefetch.streams import Run
 from spoke.prefetch.window import Latency, Window
 
-_QUIET_WAITING_BYTES = 8 * EXTENT_BYTES
+_UNHEARD_FROM_BYTES = 8 * EXTENT_BYTES
 _UNHEARD_SHARE = 4
 """So much of its window a stream alone may be read on, its pieces planned, before it is learnt from: so its order is recorded late, too."""
 
@@ -98,7 +98,7 @@ class StreamWindows:
         if (
             window is not None
             and window.is_steady
-            and window.window_bytes >= _QUIET_WAITING_BYTES
+            and window.window_bytes >= _UNHEARD_FROM_BYTES
             and len(self._active) == 1
         ):
             unheard_bytes = min(window.window_bytes // _UNHEARD_SHARE, int(window.rate_bytes_per_s * _QUIET_MAX_S))
@@ -117,7 +117,7 @@ class StreamWindows:
             if now_s < file.paused_until_s:
                 paused.append((stream_id, job))
                 continue
-            next_block = run.noted_block or run.next_block
+            next_block = run.place_block
             first_block = run.planned_block if run.planned_block > next_block else next_block
             window_bytes = run.window.window_bytes
             end_block = window_end(file, next_block, window_bytes)
@@ -170,7 +170,6 @@ class StreamWindows:
             return 0
         if not self._accounts.trusted(file):
             return 0
-        run.noted_block = next_block
         quiet_block = self._fill(now_s, file, run, next_block, window)
         return self._quiet_bytes(file, next_block, quiet_block) if quiet_block > next_block else 0
 
@@ -210,7 +209,7 @@ class StreamWindows:
         So it may where all of the file is planned, and its end makes room for the file after it; but its last read is heard.
         """
         if run.stream_id in self.jobs or run.planned_block >= file.block_count:
-            if window_bytes < _QUIET_WAITING_BYTES:
+            if window_bytes < _UNHEARD_FROM_BYTES and (window_bytes < EXTENT_BYTES or file.runs.takes_turns):
                 return 0
             return min(next_block + piece_bytes // BLOCK_BYTES, run.planned_block, file.block_count - 1)
         end_block = run.planned_block + -(-piece_bytes // BLOCK_BYTES)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from enum import Enum
 
 from common import limits
-from common.blocks import BlockRange
+from common.blocks import BLOCK_BYTES, BlockRange
 from spoke.prefetch.abreast import Abreast
 from spoke.prefetch.quiet import Quiet
 from spoke.prefetch.turns import Beginnings, Turns
@@ -43,6 +43,9 @@ _SOON_STREAMS_MAX = 64
 _FAITH_SHARE = 4
 """Whose turn comes next gets a window for a part of what it has read: two READs, not a whole extent, until it is read again."""
 
+_TURNS_SHARE = 0.35
+"""Of the last visits so many came in their turn: readers at their own pace bring about less, lanes by turns more, uneven ones too."""
+
 _STRAYS = 1.25
 """Candidates for each read of a round, at most: where readers take turns, hardly any place was begun and left."""
 
@@ -61,7 +64,7 @@ class Run:
     row. ``charged_blocks``: what was written off as wasted when the file was closed. ``downward_reads``: its last so many reads each
     came before the one before. ``streak``: of its reads so many came at its end and soon one after another. ``after_id``: the run that
     was visited after it. ``on_faith``: a stream because its turn comes, and not read since. ``quiet``: its reader, while his reads are
-    only noted; ``noted_block``: as far as he had come with these when more was planned last, or 0.
+    only noted.
     """
 
     __slots__ = (
@@ -72,7 +75,6 @@ class Run:
         "last_read",
         "last_read_s",
         "next_block",
-        "noted_block",
         "on_faith",
         "planned_block",
         "quiet",
@@ -97,9 +99,14 @@ class Run:
         self.streak = 1
         self.after_id = 0
         self.on_faith = False
-        self.noted_block = 0
         self.quiet: Quiet | None = None
         self.window: Window | None = None
+
+    @property
+    def place_block(self) -> int:
+        """Where it is read next, with what was only noted."""
+        quiet = self.quiet
+        return self.next_block if quiet is None else max(self.next_block, quiet.next_bytes // BLOCK_BYTES)
 
     @property
     def ahead_blocks(self) -> int:
@@ -161,6 +168,11 @@ class RunTable:
             if run.ahead_blocks > run.charged_blocks and (run.quiet is None or not run.quiet.reads):
                 found.append(run)
         return [run for run in found if not self.abreast.is_filled(run.next_block)]
+
+    @property
+    def takes_turns(self) -> bool:
+        """Runs are visited in the same order again and again: all visits are to be seen, since they show who is a stream."""
+        return self._turns.share >= _TURNS_SHARE
 
     @property
     def looks_random(self) -> bool:
@@ -349,7 +361,6 @@ class RunTable:
         run.reads += 1
         run.downward_reads = 1
         run.last_read_s = now_s
-        run.noted_block = 0
         run.quiet = None
         (self._candidates if run.window is None else self._streams).move_to_end(run.stream_id)
 
