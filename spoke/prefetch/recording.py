@@ -79,10 +79,11 @@ class PlaceFilter:
     def add_new(self, places: range) -> int:
         """Add them in turn up to the first that was (most likely) in it already; returns how many."""
         seen, shift = self._bits, self._shift
-        added = 0
-        for place in places:
-            one = (place * _HASH & _MASK_64) >> shift
-            other = (place * _HASH_OTHER & _MASK_64) >> shift
+        hashed, other_hashed = places.start * _HASH & _MASK_64, places.start * _HASH_OTHER & _MASK_64
+        step, other_step = places.step * _HASH & _MASK_64, places.step * _HASH_OTHER & _MASK_64
+        for added in range(len(places)):
+            one, other = hashed >> shift, other_hashed >> shift
+            hashed, other_hashed = hashed + step & _MASK_64, other_hashed + other_step & _MASK_64
             one_bit, other_bit = 1 << (one & 7), 1 << (other & 7)
             one >>= 3
             other >>= 3
@@ -90,8 +91,7 @@ class PlaceFilter:
                 return added
             seen[one] |= one_bit
             seen[other] |= other_bit
-            added += 1
-        return added
+        return len(places)
 
     def __contains__(self, place: int) -> bool:
         one = (place * _HASH & _MASK_64) >> self._shift

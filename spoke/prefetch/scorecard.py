@@ -180,8 +180,11 @@ class Ledger:
             if not bit and not late and end_block - first_block >= EXTENT_BLOCKS:  # all of it
                 first_block += EXTENT_BLOCKS
                 extent = extents.pop((version, index), None)
-                if extent is not None and extent.unread:
-                    self._note_used(now_s, extent, extent.unread)
+                if extent is not None and (unread := extent.unread):
+                    score = self._score.reasons[extent.reason]
+                    score.used_bytes += (EXTENT_BLOCKS if unread == _WHOLE else unread.bit_count()) * BLOCK_BYTES
+                    score.lead_s_total += now_s - extent.arrived_s
+                    score.leads += 1
                 continue
             extent = extents.get((version, index))
             if extent is None:
@@ -195,7 +198,10 @@ class Ledger:
             used = mask & unread
             if used:
                 extent.unread = unread = unread & ~used
-                self._note_used(now_s, extent, used)
+                score = self._score.reasons[extent.reason]
+                score.used_bytes += used.bit_count() * BLOCK_BYTES
+                score.lead_s_total += now_s - extent.arrived_s
+                score.leads += 1
             outstanding = extent.outstanding
             if outstanding:
                 waited = mask & outstanding
@@ -207,12 +213,6 @@ class Ledger:
                 extent.outstanding = outstanding = outstanding & ~waited
             if not unread and not outstanding:
                 del extents[(version, index)]
-
-    def _note_used(self, now_s: float, extent: _Extent, used: int) -> None:
-        score = self._score.reasons[extent.reason]
-        score.used_bytes += used.bit_count() * BLOCK_BYTES
-        score.lead_s_total += now_s - extent.arrived_s
-        score.leads += 1
 
     def _clear(self, version: bytes, blocks: BlockRange, *, count_waste: bool) -> dict[Reason, int]:
         """Returns the bytes that were wasted."""

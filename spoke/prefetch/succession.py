@@ -167,9 +167,7 @@ class OrderRecorder:
         if len(ends) > _ENDS:
             del ends[next(iter(ends))]
         if self._again_count:
-            self._new_count += 1
-            if self._new_count > _NEW_MAX and self._new_count * _NEW_AMONG_AGAIN > self._again_count:
-                self._forget_again()
+            self._read_new(1)
         if row + 1 >= self.max_steps:
             self._end("full")
 
@@ -180,7 +178,7 @@ class OrderRecorder:
         """
         recording, ends = self.recording, self._ends
         rows = len(recording.steps)
-        if rows < _HEAD_STEPS or self._again_count or rows + count >= self.max_steps:
+        if rows < _HEAD_STEPS or rows + count >= self.max_steps:
             return 0
         place = recording.first_pages[file] + (start_bytes >> PAGE_SHIFT)
         places = range(place, place + count * _EXTENT_PAGES, _EXTENT_PAGES)
@@ -196,7 +194,15 @@ class OrderRecorder:
         ends[places[-1] + _EXTENT_PAGES] = False, row, recording.read_bytes
         if len(ends) > _ENDS:
             del ends[next(iter(ends))]
+        if self._again_count:
+            self._read_new(count)
         return count * EXTENT_BYTES
+
+    def _read_new(self, count: int) -> None:
+        """Places not read before, after some that were: enough of them, and those do not count."""
+        self._new_count += count
+        if self._new_count > _NEW_MAX and self._new_count * _NEW_AMONG_AGAIN > self._again_count:
+            self._forget_again()
 
     def _note_end(self, end_place: int, is_again: bool, row: int) -> None:
         self._ends[end_place] = is_again, row, self.recording.read_bytes
