@@ -151,7 +151,14 @@ class StreamWindows:
                 budget_bytes -= fresh.block_count * BLOCK_BYTES
             if stop_block < end_block:
                 jobs[stream_id] = job
-            elif stop_block == file.block_count and reason is Reason.SEQUENTIAL:
+                continue
+            quiet = run.quiet
+            if (
+                quiet is not None and file.runs.takes_turns
+            ):  # its job is done, so it is heard where the next piece is due
+                due_block = self._due_block(file, run.planned_block, window_bytes)
+                quiet.until_bytes = min(quiet.until_bytes, due_block * BLOCK_BYTES)
+            if stop_block == file.block_count and reason is Reason.SEQUENTIAL:
                 self._reached_end(now_s, file, run)
         if paused:
             jobs.update(paused)
@@ -205,14 +212,22 @@ class StreamWindows:
     def _quiet_block(self, file: KnownFile, run: Run, next_block: int, window_bytes: int, piece_bytes: int) -> int:
         """The last block that the run, read at ``next_block``, can come to without room for the next piece in its window.
 
-        What it wants already is asked for as soon as the budget has room; in a large window it may come a piece further meanwhile.
-        So it may where all of the file is planned, and its end makes room for the file after it; but its last read is heard.
+        What it wants already is asked for as soon as the budget has room; in a window of an extent or more it may come a piece further
+        meanwhile. One of several by turns, for whom one thread waits, may come further, and is heard sooner once it has what it wants
+        (:meth:`plan`). So it may where all of the file is planned, and its end makes room for the file after it; but its last read is
+        heard.
         """
         if run.stream_id in self.jobs or run.planned_block >= file.block_count:
-            if window_bytes < _UNHEARD_FROM_BYTES and (window_bytes < EXTENT_BYTES or file.runs.takes_turns):
+            if window_bytes < EXTENT_BYTES:
                 return 0
-            return min(next_block + piece_bytes // BLOCK_BYTES, run.planned_block, file.block_count - 1)
-        end_block = run.planned_block + -(-piece_bytes // BLOCK_BYTES)
+            more_blocks = (window_bytes // 2 if file.runs.takes_turns else piece_bytes) // BLOCK_BYTES
+            return min(next_block + more_blocks, run.planned_block, file.block_count - 1)
+        return self._due_block(file, run.planned_block, window_bytes)
+
+    def _due_block(self, file: KnownFile, planned_block: int, window_bytes: int) -> int:
+        """The last block that a stream can come to before its next piece is due, if it is planned up to ``planned_block``."""
+        piece_bytes = min(window_bytes // 4, piece_blocks(window_bytes) * BLOCK_BYTES)
+        end_block = planned_block + -(-piece_bytes // BLOCK_BYTES)
         if window_bytes >= WHOLE_EXTENTS_FROM_BYTES:
             end_block = -(-end_block // EXTENT_BLOCKS) * EXTENT_BLOCKS
         return min(end_block, file.block_count) - window_bytes // BLOCK_BYTES - 1

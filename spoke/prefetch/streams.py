@@ -43,7 +43,7 @@ _SOON_STREAMS_MAX = 64
 _FAITH_SHARE = 4
 """Whose turn comes next gets a window for a part of what it has read: two READs, not a whole extent, until it is read again."""
 
-_TURNS_SHARE = 0.35
+_TURNS_SHARE = 0.45
 """Of the last visits so many came in their turn: readers at their own pace bring about less, lanes by turns more, uneven ones too."""
 
 _STRAYS = 1.25
@@ -171,8 +171,8 @@ class RunTable:
 
     @property
     def takes_turns(self) -> bool:
-        """Runs are visited in the same order again and again: all visits are to be seen, since they show who is a stream."""
-        return self._turns.share >= _TURNS_SHARE
+        """Streams are visited in the same order again and again: where the next piece of one is due, he is to be heard at once."""
+        return self._turns.share >= _TURNS_SHARE and len(self._streams) > 1
 
     @property
     def looks_random(self) -> bool:
