@@ -171,7 +171,9 @@ class StreamWindows:
         while nobody else reads.
         """
         window, next_block = run.window, -(-end_bytes // BLOCK_BYTES)
-        if window is None or next_block > last_block or run.charged_blocks or len(self._active) > 1:
+        if window is None or next_block > last_block or run.charged_blocks:
+            return 0
+        if len(self._active) != 1 or run.stream_id not in self._active:
             return 0
         if window_end(file, next_block, window.window_bytes) >= file.block_count:
             return 0
