@@ -153,9 +153,8 @@ class StreamWindows:
                 jobs[stream_id] = job
                 continue
             quiet = run.quiet
-            if (
-                quiet is not None and file.runs.takes_turns
-            ):  # its job is done, so it is heard where the next piece is due
+            if quiet is not None and file.runs.takes_turns:
+                # Its job is done, so it is heard where the next piece is due: the others' turns wait for it.
                 due_block = self._due_block(file, run.planned_block, window_bytes)
                 quiet.until_bytes = min(quiet.until_bytes, due_block * BLOCK_BYTES)
             if stop_block == file.block_count and reason is Reason.SEQUENTIAL:
