@@ -88,7 +88,7 @@ def test_a_rank_said_by_a_parent_is_its_workers_too() -> None:
 def test_rows_are_bounded_and_the_least_joins_the_others() -> None:
     table: Table[int] = Table(3)
     for number in range(1, 6):
-        table.add(number, 0.0, float(number), 1)
+        table.add(number, 0.0, float(number), float(number), 1)
     assert sorted(table.rows) == [3, 4, 5]
     assert (table.others, table.others_s) == (2, 3.0)
     accounts = Stalls(lambda task_id: Process(task_id, task_id, "p"), 0.0)
