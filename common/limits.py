@@ -911,7 +911,7 @@ STALL_MINUTE_ROWS_MAX = 128
 """Minutes looked back on in "lost 41 s of 10 min", and rows of each. The oldest minute goes; the least row joins the others."""
 
 STALL_BATCH_WAITS = 256
-"""Waits that have ended and are credited together: at most some 10 ms of work at once. A second (a sample) is the longest they stand apart."""
+"""Waits that have ended and are credited together, at the latest with the next sample: at most some 10 ms of work at once."""
 
 STALL_PENDING_MAX = 1024
 """Waits whose process is still being looked up. Beyond, they are counted as unknown."""
