@@ -46,8 +46,7 @@ class ExtentBuffer(mmap.mmap):
 
     def unmap(self) -> None:
         """Give its memory to the kernel. Raises BufferError if anybody has a view of it."""
-        for block in self.blocks:
-            block.release()
+        self.blocks = ()
         self.close()
 
 
