@@ -161,10 +161,12 @@ LINK_GROWN_BYTES = 16 * 1024 * 1024
 """A link that has brought so much is through its start: links are told apart by what they brought up to here. 1.6 s of a twelfth
 of 1 Gbit/s."""
 
-CONTROL_DEMAND_BYTES = 64 * 1024
+CONTROL_DEMAND_BYTES = 48 * 1024
 CONTROL_ALONE_BYTES = 256 * 1024
-"""Demand asked for on the control link at once (one READ alone may be larger): what a new connection brings in its first round
-trip; 6 and 25 ms of a twelfth of 1 Gbit/s. A small read finds no more before it. The rest goes over bulk links."""
+SMALL_DEMAND_BYTES = 8 * 1024
+"""Demand asked for on the control link at once, and one READ that is there alone: a new connection's first round trip brings 64 KiB, so
+that a small read finds room behind it; 5 and 25 ms of a twelfth of 1 Gbit/s. The rest goes over bulk links, but for small READs, which
+go wherever least waits."""
 
 LINK_WINDOW_BYTES = 1024 * 1024
 """What may be on its way to a new link at once, once its sender has grown to that; the kernel goes on from there. Twelve hold more than

@@ -241,6 +241,8 @@ class HubClient:
             return freest if freest.outstanding_bytes < most_bytes else None
         bulk = [link for link in open_links if link.role == "bulk"] or open_links
         if request.priority is Priority.DEMAND:
+            if _byte_count(request) <= limits.SMALL_DEMAND_BYTES:
+                return min(open_links, key=lambda link: link.outstanding_bytes)
             return min(bulk, key=_wait_of)
         roomy = [link for link in bulk if link.outstanding_bytes < sizing.most_outstanding_bytes(link.received_bytes)]
         return min(roomy, key=_wait_of, default=None)
