@@ -67,7 +67,8 @@ async def test_many_small_reads_spread_once_the_control_link_has_its_share(clien
     for _ in range(64):
         ask(client, 4)
     assert control.outstanding_bytes == limits.CONTROL_DEMAND_BYTES
-    assert len({each.outstanding_bytes for each in bulk}) == 1
+    waiting = [each.outstanding_bytes for each in bulk]
+    assert max(waiting) - min(waiting) <= 4 * BLOCK_BYTES
 
 
 async def test_without_bulk_links_the_control_link_takes_all(client: HubClient) -> None:
