@@ -155,6 +155,25 @@ def test_a_busy_machine_at_the_start_is_not_taken_for_a_slow_path(known: float) 
     assert controller.path_bytes_per_s >= 0.8 * RATE
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_uneven_acknowledgements_do_not_keep_a_rate_low(seed: int) -> None:
+    """A tenth of each look comes early or late, and round trips vary by 2 ms: half of the path's rate grows to it all the same."""
+    dice = Random(seed)
+    controller = RateController(RATE / 2)
+    now_s, delivered, queue_s, late = 0.0, 0.0, 0.0, 0.0
+    let_go = [RATE / 2] * 2
+    while now_s < 4.0:
+        now_s += 0.05
+        let_go.append(controller.pace_bytes_per_s or RATE)
+        queue_s = max(0.0, queue_s + (let_go[-2] / RATE - 1) * 0.05)
+        out = 0.05 * (RATE if queue_s else min(RATE, let_go[-2]))
+        before, late = late, dice.gauss(0, 0.1) * out
+        delivered += out + before - late
+        rtt_s = 0.06 + queue_s + abs(dice.gauss(0, 0.002))
+        controller.observe(now_s, delivered_bytes=int(delivered), rtt_s=rtt_s, min_rtt_s=0.06, busy=True)
+    assert controller.path_bytes_per_s >= 0.9 * RATE
+
+
 def test_at_900_ms_the_path_is_filled() -> None:
     seen = steer(0.9, 40, buffer_s=0.9)
     assert seen.share(20, 40) >= 0.95
