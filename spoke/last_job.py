@@ -170,12 +170,16 @@ class LastJob:
 
     def files(self) -> Mapping[bytes, TouchedFile]:
         """By path: of the last job, and of one that goes on. Raises UsageError when nothing is known."""
+        found = self._both()
+        if not found:
+            raise UsageError("no job has read anything through this mount yet: name paths, a plan or an order")
+        return found
+
+    def _both(self) -> Mapping[bytes, TouchedFile]:
         found = {**self._last.files}
         for path, file in self._now.files.items():
             before = found.get(path)
             found[path] = file if before is None or before.version != file.version else file.with_also(before)
-        if not found:
-            raise UsageError("no job has read anything through this mount yet: name paths, a plan or an order")
         return found
 
     def touched_bytes(self, path: bytes, version: bytes) -> int:
@@ -218,9 +222,10 @@ class LastJob:
 
     def facts(self) -> Mapping[str, Any]:
         """For ``status``."""
+        both = self._both()
         return {
-            "files": len(self._last.files.keys() | self._now.files.keys()),
-            "bytes": self._last.touched_bytes + self._now.touched_bytes,
+            "files": len(both),
+            "bytes": sum(file.touched_bytes for file in both.values()),
             "complete": self.is_complete,
             "goes_on": bool(self._now.files),
         }
