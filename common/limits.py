@@ -1225,6 +1225,10 @@ LEARN_GATE_ALLOWANCE_BYTES = 8 * 1024 * 1024
 LEARN_GATE_WASTE_SHARE = 0.15
 """As PREFETCH_GATE_…, for learned orders: nobody said that they hold, and with another shuffle each epoch there is a new one each time."""
 
+LEARN_SURE_WASTE_SHARE = 0.02
+"""A learned order of which so much was read as LEARN_GATE_ALLOWANCE_BYTES, and no more than this share was fetched in vain, has
+PREFETCH_DECLARED_CACHE_SHARE, as a plan has."""
+
 LEARNED_UNPROVEN_KEPT = 2
 """Learned orders of a dataset kept that nobody has followed yet, the newest: each costs a look-up for some reads. Dropped."""
 

@@ -43,7 +43,7 @@ class Abreast:
     ``filled_block``: the end of what they were given.
     """
 
-    __slots__ = ("_begun", "_count", "_ends", "_from_block", "_members", "_starts", "_step_blocks", "_step_max_blocks",
+    __slots__ = ("_begun", "_count", "_ends", "_from_block", "_hurried", "_members", "_starts", "_step_blocks", "_step_max_blocks",
                  "_tasks", "filled_block", "waited")  # fmt: skip
 
     def __init__(self, block_count: int) -> None:
@@ -56,6 +56,7 @@ class Abreast:
         self._step_blocks = 0
         self._members = 0
         self._from_block = 0
+        self._hurried = False
         self.filled_block = 0
         self.waited: list[BlockRange] = []
 
@@ -80,6 +81,24 @@ class Abreast:
             self._fill(start_block + step, block_count)
         else:
             self._step_blocks = 0  # something else is read here: they show themselves anew
+
+    def began(self, first_block: int) -> None:
+        """Call after :meth:`begun`: ``first_block`` is the end of what is fetched anyway, as the file is read from its first byte on.
+
+        Where several began at equal distances from there at once, each for itself, that is hurried: the first batch is wanted before the
+        others' first READs, and none of them has come back yet that could show who reads on. It costs no byte.
+        """
+        starts = self._starts
+        if self._hurried or len(starts) < _FEWEST or starts[0]:
+            return
+        step = starts[1]
+        if not 0 < step <= self._step_max_blocks or step > first_block:
+            return
+        if any(abs(starts[at] - at * step) > step // _TOLERANCE + 1 for at in range(2, _FEWEST)):
+            return
+        self._hurried = True
+        if self._count == len(starts) and len({self._tasks[start] for start in starts[:_FEWEST]}) == _FEWEST:
+            self.waited.append(BlockRange(self._ends[0], first_block - self._ends[0]))
 
     def read_on(self, start_block: int, next_block: int, block_count: int) -> None:
         """A run that began at ``start_block`` was read up to ``next_block``; nothing at ``block_count`` and beyond is fetched."""

@@ -22,7 +22,7 @@ from spoke.prefetch.kernel_marks import KernelMarks
 from spoke.prefetch.kernel_pages import KernelPages
 from spoke.prefetch.kernel_reads import KernelReads
 from spoke.prefetch.lockon import Finder, Found
-from spoke.prefetch.matching import fulfilled
+from spoke.prefetch.matching import fulfilled, fulfilled_exactly
 from spoke.prefetch.next_use import NEVER, Use, Used, pieces_of, steps_until, uses_of
 from spoke.prefetch.orders import SEEN_ONCE, Order, Reader, Reason
 from spoke.prefetch.predictions import Predictions
@@ -44,6 +44,7 @@ _BEYOND_MAX = 256
 _LANES_STARTED_MAX = 8
 _VAIN_EVERY = 8
 _FORGET_EVERY = 1024
+_JOIN_EVERY = 16
 _QUIET_MAX_BYTES = 4 * EXTENT_BYTES
 _WRAP_SHARE = 4
 _GONE_SHARE = 8
@@ -155,6 +156,7 @@ class Follower:
         cap_bytes: int,
         fault_bytes: int = FAULT_BYTES,
         missed: bool = False,
+        between_bytes: int = 0,
     ) -> int | None:
         """Learn from a READ of a handle whose faults move ``fault_bytes``. ``missed``: it is late because some of it was not asked for.
 
@@ -210,7 +212,9 @@ class Follower:
             ample=1.0 if is_exact else SLOW_TO_SHRINK,
             least_bytes=self._least_bytes(now_s, length_bytes, cursor),
         )
-        self._leave_behind(cursor)
+        if len(self._cursors) > 1 and not cursor.matched_reads % _JOIN_EVERY:
+            self._join(cursor)
+        self._leave_behind(cursor, between_bytes)
         self._feed(cursor)
         if cursor.is_later_pass and self._is_past_middle(cursor):
             self._begin_pass(cursor)
@@ -288,13 +292,31 @@ class Follower:
         ) is not None
 
     @property
+    def is_sure(self) -> bool:
+        """Declared; or read so before, and so far now as well, so that what it foretells may have a declared plan's share of the cache."""
+        if not self._comes_again:
+            return self.order.reason is Reason.PLAN
+        return (
+            self.used_bytes >= limits.LEARN_GATE_ALLOWANCE_BYTES
+            and self.share >= _TRUSTED_SHARE
+            and self.gate.is_open
+            and self.wasted_bytes <= self.used_bytes * limits.LEARN_SURE_WASTE_SHARE
+        )
+
+    @property
     def is_at_work(self) -> bool:
         """Somebody was found in it."""
         return bool(self._cursors)
 
     @property
     def active_count(self) -> int:
-        return len(self._cursors)
+        """Places that share the windows: one that waits whether the order comes again takes next to nothing, and a share of others'
+        windows would give up what lies behind their first readers."""
+        count = len(self._cursors)
+        if self._comes_again:
+            for cursor in self._cursors:
+                count -= cursor.is_later_pass
+        return count
 
     def knows(self, version: bytes) -> bool:
         """It says when bytes of this version are used next."""
@@ -410,7 +432,7 @@ class Follower:
             return self._match_recorded(hits, start_bytes, end_bytes)
         is_mapped = self._shapes.faults(file)
         match = (
-            None
+            fulfilled_exactly(hits, start_bytes, end_bytes)
             if is_kernels_own
             else fulfilled(
                 hits,
@@ -539,7 +561,7 @@ class Follower:
             for blocks in pieces_of(item.start_bytes, item.end_bytes):
                 self._used(version, blocks)
 
-    def _leave_behind(self, cursor: Cursor) -> None:
+    def _leave_behind(self, cursor: Cursor, between_bytes: int) -> None:
         """What lies further behind than readers are spread was not read; a while later it is forgotten.
 
         So was what is more than a window of it: the kernel has the pages of many steps, who read them asks nobody.
@@ -547,7 +569,7 @@ class Follower:
         cursor.pass_by()
         slack = cursor.slack
         expired_before = cursor.front - slack
-        behind, trail, most_bytes = cursor.behind, cursor.trail, cursor.window.window_bytes
+        behind, trail, most_bytes = cursor.behind, cursor.trail, max(cursor.window.window_bytes, between_bytes)
         while behind and (
             behind[0].position < expired_before or behind[0].state is State.READ or cursor.behind_bytes > most_bytes
         ):
@@ -662,6 +684,20 @@ class Follower:
         heir.ahead_bytes += cursor.ahead_bytes + cursor.behind_bytes
         heir.items = deque(sorted([*heir.items, *unread], key=lambda item: (item.position, item.start_bytes)))
         _keep_read(cursor)
+
+    def _join(self, cursor: Cursor) -> None:
+        """Places whose readers came among one another are one, with one window: the slowest reader of two half ones was given up."""
+        for other in self._cursors:
+            if (
+                other is not cursor
+                and other.lane == cursor.lane
+                and abs(other.front - cursor.front) <= max(cursor.spread, other.spread)
+                and not (other.next_offset_bytes or other.is_later_pass or cursor.is_later_pass)
+            ):
+                self._cursors.remove(other)
+                self._hungry.pop(id(other), None)
+                cursor.take(other)
+                return
 
     def _forget(self, lane: int) -> None:
         """A plan's steps far behind all that read it take room for others."""

@@ -298,6 +298,7 @@ class Guesses:
         abreast = file.runs.abreast
         if join is Join.NEW:
             abreast.begun(start_block, end_block, task_id, file.block_count)
+            abreast.began(min(first_bytes(file), self._stream_max_bytes, self._windows_max_bytes) // BLOCK_BYTES)
         elif join is Join.JOINED:
             most_blocks = self._windows_max_bytes // BLOCK_BYTES
             abreast.read_on(run.start_block, run.next_block, min(file.block_count, run.start_block + most_blocks))

@@ -24,7 +24,7 @@ def swept(workers: int, policy: str, cache_bytes: int = 1 << 30) -> Report:
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_sweep_stalls_three_round_trips_at_most_and_then_runs_at_full_speed(workers: int) -> None:
     report = swept(workers, "planner")
-    assert report.waited_s / RTT_S <= 3.2  # 14.0 before with 64 workers; 1.2 for who knows all
+    assert report.waited_s / RTT_S <= 3.0  # 14.0 and 3.2 before with 64 workers; 1.2 for who knows all
     assert report.full_speed_after is not None
     assert report.full_speed_after <= 2
     assert report.hit_share_after_rush is not None
