@@ -179,8 +179,8 @@ def test_an_order_is_never_slower_than_guesses_in_a_small_cache_either(
 ) -> None:
     """Of a piece that READs come for one by one, the rest was evicted when the first had come.
 
-    The sweep of 16 workers was at 0.87 and 0.89: an order had an eighth of the cache, shared between two places found among the same
-    readers and one that waited whether it came again, while workers stood 16 MiB apart; so the slowest was given up, and the job waited for him.
+    The sweep of 16 workers was at 0.87 and 0.89: workers stood 16 MiB apart, and an order had an eighth of the cache, halved by a second
+    place found among the same readers and once more by one that waited whether it came again: the slowest worker was given up.
     """
     guessed, recording = in_a_cache(trace, share)
     assert recording is not None

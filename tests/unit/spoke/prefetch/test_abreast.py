@@ -156,7 +156,9 @@ def test_what_they_stand_before_is_bounded_by_what_windows_may_hold() -> None:
     planner.opened(0.0, 1, file, 1)
     for worker in range(64):
         planner.read(0.0, ReadSeen(1, worker, file.version, worker << 19, 65536, "miss"))
-    assert [fetch.blocks for fetch in planner.plan_waited(0.0, 1 << 30)] == [BlockRange(16, (4 << 20) // BLOCK_BYTES - 16)]
+    assert [fetch.blocks for fetch in planner.plan_waited(0.0, 1 << 30)] == [
+        BlockRange(16, (4 << 20) // BLOCK_BYTES - 16)
+    ]
     planner.read(0.1, ReadSeen(1, 0, file.version, 65536, 131072, "late"))
     fetches = planner.plan_waited(0.1, 1 << 30)
     assert [fetch.blocks for fetch in fetches] == [BlockRange(48, (4 << 20) // BLOCK_BYTES - 48)]
@@ -169,7 +171,9 @@ def test_a_budget_takes_the_first_places_and_leaves_the_rest() -> None:
     planner.opened(0.0, 1, file, 1)
     for worker in range(4):
         planner.read(0.0, ReadSeen(1, worker, file.version, worker << 19, 65536, "miss"))
-    assert [fetch.blocks for fetch in planner.plan_waited(0.0, 1 << 30)] == [BlockRange(16, (4 << 20) // BLOCK_BYTES - 16)]
+    assert [fetch.blocks for fetch in planner.plan_waited(0.0, 1 << 30)] == [
+        BlockRange(16, (4 << 20) // BLOCK_BYTES - 16)
+    ]
     planner.read(0.1, ReadSeen(1, 0, file.version, 65536, 131072, "late"))
     places = []
     while planner.has_waited:

@@ -98,7 +98,7 @@ def test_of_steps_that_read_the_same_bytes_the_first_that_nobody_read_is_taken()
     assert match.item is elsewhere, "another place is another reader's"
 
 
-def test_what_the_kernel_may_have_read_by_itself_is_the_steps_own_where_it_is_that_to_the_page_and_comes_about_now() -> None:
+def test_what_the_kernel_may_have_read_by_itself_is_a_steps_where_it_is_that_to_the_page() -> None:
     cursor = place()
     step = predicted(cursor, 101, 8 * 4096, 16 * 4096 - 100)
     assert fulfilled_exactly([step], 8 * 4096, 16 * 4096) == Match(step, 0, is_sure=False)
