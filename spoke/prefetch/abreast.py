@@ -43,7 +43,7 @@ class Abreast:
     ``filled_block``: the end of what they were given.
     """
 
-    __slots__ = ("_begun", "_count", "_ends", "_from_block", "_hurried", "_members", "_starts", "_step_blocks", "_step_max_blocks",
+    __slots__ = ("_begun", "_count", "_ends", "_from_block", "_hurried", "_members", "_round", "_starts", "_step_blocks", "_step_max_blocks",
                  "_tasks", "filled_block", "waited")  # fmt: skip
 
     def __init__(self, block_count: int) -> None:
@@ -57,11 +57,16 @@ class Abreast:
         self._members = 0
         self._from_block = 0
         self._hurried = False
+        self._round = 0
         self.filled_block = 0
         self.waited: list[BlockRange] = []
 
-    def begun(self, start_block: int, end_block: int, task_id: int, block_count: int) -> None:
-        """A read by ``task_id`` in a file of ``block_count`` blocks went where no run ends."""
+    def begun(self, start_block: int, end_block: int, task_id: int, block_count: int, most_blocks: int = 0) -> None:
+        """A read by ``task_id`` in a file of ``block_count`` blocks went where no run ends. ``most_blocks``: what windows may hold.
+
+        Workers start one after another, and the first goes on to its second batch when few have: how far that is tells how many they are,
+        and what lies before it all of them stand before, or soon will.
+        """
         begun = self._begun
         if begun.pop(start_block, None) is None:
             insort(self._starts, start_block)
@@ -77,7 +82,10 @@ class Abreast:
         if not step or self.is_filled(start_block):
             return
         steps, beside = divmod(start_block - self.filled_block + step // _TOLERANCE + 1, step)
-        if 0 <= steps <= self._members and beside <= 2 * (step // _TOLERANCE + 1):
+        is_in_step = steps >= 0 and beside <= 2 * (step // _TOLERANCE + 1)
+        if is_in_step and steps > max(self._members, self._round) and not self._round:
+            self._round = self._round_of(start_block, task_id, most_blocks)
+        if is_in_step and steps <= max(self._members, self._round):
             self._fill(start_block + step, block_count)
         else:
             self._step_blocks = 0  # something else is read here: they show themselves anew
@@ -126,13 +134,20 @@ class Abreast:
         tasks = {self._tasks[start] for start in starts[at : last + 1]}
         if since > _STRAYS * members or members > _BATCHES_EACH * len(tasks):
             return
-        self._step_blocks, self._members = step, members
+        self._step_blocks, self._members, self._round = step, members, 0
         self._from_block, self.filled_block = start_block, next_block
         self._fill(starts[last] + step, block_count)
 
     def is_filled(self, block: int) -> bool:
         """What was given out holds this block: who stands there is not idle, his turn comes."""
         return bool(self._step_blocks) and self._from_block <= block < self.filled_block
+
+    def _round_of(self, start_block: int, task_id: int, most_blocks: int) -> int:
+        """How many steps one of them went on by, from where he was given all; 0 if it is none of them, or too far."""
+        before = [start for start, task in self._tasks.items() if task == task_id and start < self.filled_block]
+        if len(before) != 1 or before[0] < self._from_block or start_block - self.filled_block > most_blocks:
+            return 0
+        return round((start_block - before[0]) / self._step_blocks)
 
     def _fill(self, end_block: int, block_count: int) -> None:
         end_block = min(end_block, block_count)

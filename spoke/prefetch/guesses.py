@@ -296,11 +296,11 @@ class Guesses:
         self, file: KnownFile, run: Run, join: Join, start_block: int, end_block: int, task_id: int
     ) -> None:
         abreast = file.runs.abreast
+        most_blocks = self._windows_max_bytes // BLOCK_BYTES
         if join is Join.NEW:
-            abreast.begun(start_block, end_block, task_id, file.block_count)
+            abreast.begun(start_block, end_block, task_id, file.block_count, most_blocks)
             abreast.began(min(first_bytes(file), self._stream_max_bytes, self._windows_max_bytes) // BLOCK_BYTES)
         elif join is Join.JOINED:
-            most_blocks = self._windows_max_bytes // BLOCK_BYTES
             abreast.read_on(run.start_block, run.next_block, min(file.block_count, run.start_block + most_blocks))
         if abreast.waited:
             self._waited.extend((file, blocks) for blocks in abreast.waited)

@@ -79,6 +79,32 @@ def test_who_begins_behind_the_last_is_one_of_them_up_to_the_files_end() -> None
     assert taken(abreast) == [BlockRange(6 * BATCH, 5)]
 
 
+def test_the_second_batch_of_the_first_tells_how_many_they_will_be() -> None:
+    abreast = begun([worker * BATCH for worker in range(4)])
+    abreast.read_on(0, BATCH // 2, FILE)
+    taken(abreast)
+    abreast.begun(16 * BATCH, 16 * BATCH + 8, 0, FILE, 1 << 20)
+    assert taken(abreast) == [BlockRange(4 * BATCH, 13 * BATCH)]
+    abreast.begun(7 * BATCH, 7 * BATCH + 8, 7, FILE, 1 << 20)  # a worker who starts late
+    assert not taken(abreast)
+    abreast.begun(20 * BATCH, 20 * BATCH + 8, 2, FILE, 1 << 20)
+    assert taken(abreast) == [BlockRange(17 * BATCH, 4 * BATCH)]
+
+
+@pytest.mark.parametrize(
+    ("start", "task", "most_blocks"),
+    [(16 * BATCH, 9, 1 << 20), (16 * BATCH, 0, 8 * BATCH), (16 * BATCH + BATCH // 2, 0, 1 << 20)],
+    ids=["a stranger", "too far for the cache", "beside their steps"],
+)
+def test_a_place_far_ahead_that_shows_no_second_batch_ends_it(start: int, task: int, most_blocks: int) -> None:
+    abreast = begun([worker * BATCH for worker in range(4)])
+    abreast.read_on(0, BATCH // 2, FILE)
+    taken(abreast)
+    abreast.begun(start, start + 8, task, FILE, most_blocks)
+    abreast.begun(4 * BATCH, 4 * BATCH + 8, 1, FILE, most_blocks)
+    assert not taken(abreast)
+
+
 def test_a_place_that_does_not_fit_ends_it_until_it_shows_again() -> None:
     abreast = begun([worker * BATCH for worker in range(4)])
     abreast.read_on(0, BATCH // 2, FILE)
