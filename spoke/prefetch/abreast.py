@@ -43,8 +43,8 @@ class Abreast:
     ``filled_block``: the end of what they were given.
     """
 
-    __slots__ = ("_begun", "_count", "_ends", "_from_block", "_hurried", "_members", "_round", "_starts", "_step_blocks", "_step_max_blocks",
-                 "_tasks", "filled_block", "waited")  # fmt: skip
+    __slots__ = ("_begun", "_count", "_ends", "_from_block", "_hurried", "_members", "_round", "_starts", "_step_blocks",
+                 "_step_max_blocks", "_tasks", "filled_block", "waited")  # fmt: skip
 
     def __init__(self, block_count: int) -> None:
         self._step_max_blocks = min(_STEP_MAX_BLOCKS, block_count // _BATCHES_FEWEST)

@@ -42,7 +42,7 @@ def test_a_small_cache_bounds_what_is_fetched_for_all_of_them() -> None:
 
 
 class Forked(Simulation):
-    """Workers start one after another, 22 ms each, as recorded with 64 on two cores: the first goes on to his second batch before most begin."""
+    """Workers start one after another, 22 ms each, as 64 do on two cores: the first goes on to his second batch before most begin."""
 
     FORK_S = 0.022
 
