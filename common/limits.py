@@ -1251,6 +1251,11 @@ LEARN_GATE_ALLOWANCE_BYTES = 8 * 1024 * 1024
 LEARN_GATE_WASTE_SHARE = 0.15
 """As PREFETCH_GATE_…, for learned orders: nobody said that they hold, and with another shuffle each epoch there is a new one each time."""
 
+LEARN_SURE_WASTE_SHARE = 0.02
+"""A learned order of which LEARN_GATE_ALLOWANCE_BYTES were read, and no more than this share fetched in vain, may have as much between
+its readers as a declared plan has (PREFETCH_DECLARED_CACHE_SHARE); else what is furthest behind is given up. Ahead of them it has a guess's
+share: what was read comes again, and is worth its room (else four epochs of a shuffle in a cache of half the data moved 12 % more)."""
+
 LEARNED_UNPROVEN_KEPT = 2
 """Learned orders of a dataset kept that nobody has followed yet, the newest: each costs a look-up for some reads. Dropped."""
 

@@ -43,8 +43,8 @@ class Abreast:
     ``filled_block``: the end of what they were given.
     """
 
-    __slots__ = ("_begun", "_count", "_ends", "_from_block", "_members", "_starts", "_step_blocks", "_step_max_blocks",
-                 "_tasks", "filled_block", "waited")  # fmt: skip
+    __slots__ = ("_begun", "_count", "_ends", "_from_block", "_hurried", "_members", "_round", "_starts", "_step_blocks",
+                 "_step_max_blocks", "_tasks", "filled_block", "waited")  # fmt: skip
 
     def __init__(self, block_count: int) -> None:
         self._step_max_blocks = min(_STEP_MAX_BLOCKS, block_count // _BATCHES_FEWEST)
@@ -56,11 +56,17 @@ class Abreast:
         self._step_blocks = 0
         self._members = 0
         self._from_block = 0
+        self._hurried = False
+        self._round = 0
         self.filled_block = 0
         self.waited: list[BlockRange] = []
 
-    def begun(self, start_block: int, end_block: int, task_id: int, block_count: int) -> None:
-        """A read by ``task_id`` in a file of ``block_count`` blocks went where no run ends."""
+    def begun(self, start_block: int, end_block: int, task_id: int, block_count: int, most_blocks: int = 0) -> None:
+        """A read by ``task_id`` in a file of ``block_count`` blocks went where no run ends. ``most_blocks``: what windows may hold.
+
+        Workers start one after another, and the first goes on to its second batch when few have: how far that is tells how many they are,
+        and what lies before it all of them stand before, or soon will.
+        """
         begun = self._begun
         if begun.pop(start_block, None) is None:
             insort(self._starts, start_block)
@@ -76,10 +82,31 @@ class Abreast:
         if not step or self.is_filled(start_block):
             return
         steps, beside = divmod(start_block - self.filled_block + step // _TOLERANCE + 1, step)
-        if 0 <= steps <= self._members and beside <= 2 * (step // _TOLERANCE + 1):
+        is_in_step = steps >= 0 and beside <= 2 * (step // _TOLERANCE + 1)
+        if is_in_step and steps > max(self._members, self._round) and not self._round:
+            self._round = self._round_of(start_block, task_id, most_blocks)
+        if is_in_step and steps <= max(self._members, self._round):
             self._fill(start_block + step, block_count)
         else:
             self._step_blocks = 0  # something else is read here: they show themselves anew
+
+    def began(self, first_block: int) -> None:
+        """Call after :meth:`begun`: ``first_block`` is the end of what is fetched anyway, as the file is read from its first byte on.
+
+        Where several began at equal distances from there at once, each for itself, that is hurried: the first batch is wanted before the
+        others' first READs, and none of them has come back yet that could show who reads on. It costs no byte.
+        """
+        starts = self._starts
+        if self._hurried or len(starts) < _FEWEST or starts[0]:
+            return
+        step = starts[1]
+        if not 0 < step <= self._step_max_blocks or step > first_block:
+            return
+        if any(abs(starts[at] - at * step) > step // _TOLERANCE + 1 for at in range(2, _FEWEST)):
+            return
+        self._hurried = True
+        if self._count == len(starts) and len({self._tasks[start] for start in starts[:_FEWEST]}) == _FEWEST:
+            self.waited.append(BlockRange(self._ends[0], first_block - self._ends[0]))
 
     def read_on(self, start_block: int, next_block: int, block_count: int) -> None:
         """A run that began at ``start_block`` was read up to ``next_block``; nothing at ``block_count`` and beyond is fetched."""
@@ -107,13 +134,20 @@ class Abreast:
         tasks = {self._tasks[start] for start in starts[at : last + 1]}
         if since > _STRAYS * members or members > _BATCHES_EACH * len(tasks):
             return
-        self._step_blocks, self._members = step, members
+        self._step_blocks, self._members, self._round = step, members, 0
         self._from_block, self.filled_block = start_block, next_block
         self._fill(starts[last] + step, block_count)
 
     def is_filled(self, block: int) -> bool:
         """What was given out holds this block: who stands there is not idle, his turn comes."""
         return bool(self._step_blocks) and self._from_block <= block < self.filled_block
+
+    def _round_of(self, start_block: int, task_id: int, most_blocks: int) -> int:
+        """How many steps one of them went on by, from where he was given all; 0 if it is none of them, or too far."""
+        before = [start for start, task in self._tasks.items() if task == task_id and start < self.filled_block]
+        if len(before) != 1 or before[0] < self._from_block or start_block - self.filled_block > most_blocks:
+            return 0
+        return round((start_block - before[0]) / self._step_blocks)
 
     def _fill(self, end_block: int, block_count: int) -> None:
         end_block = min(end_block, block_count)

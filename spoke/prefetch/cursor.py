@@ -86,6 +86,11 @@ class Item:
         self.is_behind = False
 
     @property
+    def is_waited(self) -> bool:
+        """It was predicted, and may still be read."""
+        return self.state is State.ASKED or self.state is State.SHADOW
+
+    @property
     def blocks(self) -> BlockRange:
         """Of the READ that the kernel will send."""
         return BlockRange(self.first_block, self.end_block - self.first_block)
@@ -155,13 +160,10 @@ class Cursor:
 
     def add(self, item: Item) -> None:
         """A piece was predicted."""
-        if item.position < self.front:
-            item.is_behind = True
-            self.behind.append(item)
-            self.behind_bytes += item.cost_bytes
-        else:
-            self.items.append(item)
-            self.ahead_bytes += item.cost_bytes
+        item.is_behind = item.position < self.front
+        (self.behind if item.is_behind else self.items).append(item)
+        if item.is_waited:
+            self._wait_for(item)
 
     def settle(self, item: Item) -> None:
         """A piece that was waited for is read, or written off: it takes no room any more."""
@@ -170,16 +172,43 @@ class Cursor:
         else:
             self.ahead_bytes -= item.cost_bytes
 
+    def _wait_for(self, item: Item) -> None:
+        if item.is_behind:
+            self.behind_bytes += item.cost_bytes
+        else:
+            self.ahead_bytes += item.cost_bytes
+
     def pass_by(self) -> None:
         """What readers have passed, or read, is not ahead any more."""
         items, front = self.items, self.front
         while items and (items[0].position < front or items[0].state is State.READ):
             item = items.popleft()
-            if item.state in (State.ASKED, State.SHADOW):
+            if item.is_waited:
                 self.ahead_bytes -= item.cost_bytes
                 self.behind_bytes += item.cost_bytes
             item.is_behind = True
             self.behind.append(item)
+
+    def take(self, other: Cursor) -> None:
+        """What was foretold at another place of the lane, which is given up, is this one's; its readers are among this one's."""
+        self.spread = max(self.spread, other.spread, abs(self.front - other.front))
+        self.front = max(self.front, other.front)
+        self.window.window_bytes += other.window.window_bytes
+        if not self.next_offset_bytes:
+            self.next_position = min(self.next_position, other.next_position)
+        self.is_at_end = False
+        self.matched_reads += other.matched_reads
+        self.seen_at_read = max(self.seen_at_read, other.seen_at_read)
+        self.used_at_read = max(self.used_at_read, other.used_at_read)
+        listed = sorted((*self.behind, *self.items, *other.behind, *other.items), key=_place)
+        self.trail = deque(sorted((*self.trail, *other.trail), key=_place))
+        self.behind, self.items = deque(), deque()
+        self.behind_bytes = self.ahead_bytes = 0
+        for item in self.trail:
+            item.cursor = self
+        for item in listed:
+            item.cursor = self
+            self.add(item)
 
     def moved_to(self, position: int, *, is_sure: bool = True) -> None:
         """A step was read. What may have been read by chance shows nobody far away, or readers would be found ever further apart."""
@@ -196,6 +225,10 @@ class Cursor:
     @property
     def slack(self) -> int:
         return max(limits.ORDER_TRAIL_MIN_STEPS, int(2 * self.spread))
+
+
+def _place(item: Item) -> tuple[int, int]:
+    return item.position, item.start_bytes
 
 
 class Marks:

@@ -63,13 +63,13 @@ class Following:
         return self._windows_max_bytes // 2
 
     def _declared_cap_bytes(self) -> int:
-        """The window of each place in the declared plans. As much again may be behind its first reader, for those that are far apart.
+        """The window of each place in the orders that are sure. As much again may be behind its first reader, for those that are far apart.
 
         What they read is certain, and what was read of them makes room: so the cache's room bounds them, and not a share of it as small as
         is right for guesses. In a cache of 24 MiB that was 3 MiB, all of it between the workers, and the link stood idle.
         """
-        plans = [follower for follower in self._followers.values() if follower.order.reason is Reason.PLAN]
-        places = sum(follower.active_count or follower.order.lane_count for follower in plans)
+        sure = [follower for follower in self._followers.values() if follower.is_sure]
+        places = sum(follower.active_count or follower.order.lane_count for follower in sure)
         return max(limits.PREFETCH_WINDOW_MIN_BYTES, self._declared_max_bytes // (2 * max(1, places)))
 
     def grew(self, now_s: float, name: str) -> None:
@@ -188,6 +188,7 @@ class Following:
                 late=late,
                 latency_s=latency_s,
                 cap_bytes=declared_bytes if follower.order.reason is Reason.PLAN else cap_bytes,
+                between_bytes=declared_bytes if follower.is_sure else 0,
                 fault_bytes=seen.fault_bytes,
                 missed=seen.result == "miss",
             )

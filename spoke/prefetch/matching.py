@@ -72,6 +72,22 @@ def fulfilled(
     return Match(best, vote, is_sure)
 
 
+def fulfilled_exactly(hits: Sequence[Item], start_bytes: int, end_bytes: int) -> Match | None:
+    """Of predictions that come about now, the one that a READ is to the page, where the kernel may as well have read on by itself.
+
+    If it did not, as in files opened for random access, this is the step's READ, and no other will come; if it did, it holds all the same.
+    """
+    for item in hits:
+        if (
+            item.state is not State.READ
+            and abs(item.position - item.cursor.front - 1) <= TOGETHER_STEPS
+            and start_bytes == item.start_bytes & -_PAGE
+            and 0 <= end_bytes - item.end_bytes < _PAGE
+        ):
+            return Match(item, 0, is_sure=False)
+    return None
+
+
 def _continues(item: Item) -> bool:
     """The order itself reads what lies before it: that the kernel has that shows nothing."""
     return item.start_bytes > item.run.start_bytes

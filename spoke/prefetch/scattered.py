@@ -6,7 +6,7 @@ from collections import deque
 
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from spoke.prefetch.accounts import Accounts
-from spoke.prefetch.known_file import KnownFile
+from spoke.prefetch.known_file import KnownFile, first_bytes
 from spoke.prefetch.scorecard import Ledger, Reason
 from spoke.prefetch.source import NO_STREAM, Fetch
 from spoke.prefetch.streams import Join, Run
@@ -70,10 +70,11 @@ class Scattered:
     ) -> None:
         """Readers abreast show themselves by where runs begin and are read on."""
         abreast = file.runs.abreast
+        most_blocks = self._windows_max_bytes // BLOCK_BYTES
         if join is Join.NEW:
-            abreast.begun(start_block, end_block, task_id, file.block_count)
+            abreast.begun(start_block, end_block, task_id, file.block_count, most_blocks)
+            abreast.began(min(first_bytes(file), self._stream_max_bytes, self._windows_max_bytes) // BLOCK_BYTES)
         elif join is Join.JOINED:
-            most_blocks = self._windows_max_bytes // BLOCK_BYTES
             abreast.read_on(run.start_block, run.next_block, min(file.block_count, run.start_block + most_blocks))
         if abreast.waited:
             self.waited.extend((file, blocks) for blocks in abreast.waited)

@@ -179,12 +179,11 @@ def test_an_order_is_never_slower_than_guesses_in_a_small_cache_either(
 ) -> None:
     """Of a piece that READs come for one by one, the rest was evicted when the first had come.
 
-    Not reached by the sweep of 16 workers: what a run with guesses records is in the order of place (readers abreast), and in windows of a
-    small cache the readers behind the foremost go on by READs of their own (0.87 and 0.89 of the speed of guesses).
+    The sweep of 16 workers was at 0.87 and 0.89: workers stood 16 MiB apart, and an order had an eighth of the cache, halved by a second
+    place found among the same readers and once more by one that waited whether it came again: the slowest worker was given up.
     """
-    least = 0.86 if trace.name == "sweep" and trace.processes[0].workers == 16 and share < 1 else 0.97
     guessed, recording = in_a_cache(trace, share)
     assert recording is not None
     followed, _ = in_a_cache(trace, share, as_file(recording, tmp_path))
-    assert followed.end_s <= guessed.end_s / least
-    assert followed.amplification <= (1.06 if least < 0.97 else 1.01)
+    assert followed.end_s <= guessed.end_s / 0.97
+    assert followed.amplification <= 1.01

@@ -38,6 +38,35 @@ def test_one_that_reads_on_shows_what_all_stand_before_however_they_came(seed: i
     assert taken(abreast) == [BlockRange(BATCH // 4, 16 * BATCH - BATCH // 4)]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_who_begins_a_file_at_equal_distances_has_what_is_fetched_anyway_hurried_once(seed: int) -> None:
+    starts = [worker * BATCH for worker in range(16)]
+    random.Random(seed).shuffle(starts)
+    abreast = Abreast(1 << 20)
+    for task, start in enumerate(starts):
+        abreast.begun(start, start + 8, task, FILE)
+        abreast.began(2 * BATCH)
+    assert taken(abreast) == [BlockRange(8, 2 * BATCH - 8)]
+
+
+@pytest.mark.parametrize(
+    ("starts", "tasks", "first_block"),
+    [
+        ([0, 1, 2, 3], 1, 2 * BATCH),  # one reader, who looks at equal places
+        ([1, 2, 3, 4, 5], 8, 2 * BATCH),  # not from the beginning on
+        ([0, 1, 2, 4, 7], 8, 2 * BATCH),
+        ([0, 1, 2, 3, 4], 8, BATCH // 2),  # what is fetched is not all of the first's
+        ([0, 0, 1, 2, 3], 8, 2 * BATCH),  # somebody came twice
+    ],
+)
+def test_nothing_is_hurried_for_who_may_not_read_on(starts: list[int], tasks: int, first_block: int) -> None:
+    abreast = Abreast(1 << 20)
+    for number, start in enumerate(starts):
+        abreast.begun(start * BATCH, start * BATCH + 8, number % tasks, FILE)
+        abreast.began(first_block)
+    assert not taken(abreast)
+
+
 def test_who_begins_behind_the_last_is_one_of_them_up_to_the_files_end() -> None:
     abreast = begun([worker * BATCH for worker in range(4)])
     abreast.read_on(0, BATCH // 2, FILE)
@@ -48,6 +77,32 @@ def test_who_begins_behind_the_last_is_one_of_them_up_to_the_files_end() -> None
     assert not taken(abreast)
     abreast.begun(6 * BATCH, 6 * BATCH + 5, 1, 6 * BATCH + 5)
     assert taken(abreast) == [BlockRange(6 * BATCH, 5)]
+
+
+def test_the_second_batch_of_the_first_tells_how_many_they_will_be() -> None:
+    abreast = begun([worker * BATCH for worker in range(4)])
+    abreast.read_on(0, BATCH // 2, FILE)
+    taken(abreast)
+    abreast.begun(16 * BATCH, 16 * BATCH + 8, 0, FILE, 1 << 20)
+    assert taken(abreast) == [BlockRange(4 * BATCH, 13 * BATCH)]
+    abreast.begun(7 * BATCH, 7 * BATCH + 8, 7, FILE, 1 << 20)  # a worker who starts late
+    assert not taken(abreast)
+    abreast.begun(20 * BATCH, 20 * BATCH + 8, 2, FILE, 1 << 20)
+    assert taken(abreast) == [BlockRange(17 * BATCH, 4 * BATCH)]
+
+
+@pytest.mark.parametrize(
+    ("start", "task", "most_blocks"),
+    [(16 * BATCH, 9, 1 << 20), (16 * BATCH, 0, 8 * BATCH), (16 * BATCH + BATCH // 2, 0, 1 << 20)],
+    ids=["a stranger", "too far for the cache", "beside their steps"],
+)
+def test_a_place_far_ahead_that_shows_no_second_batch_ends_it(start: int, task: int, most_blocks: int) -> None:
+    abreast = begun([worker * BATCH for worker in range(4)])
+    abreast.read_on(0, BATCH // 2, FILE)
+    taken(abreast)
+    abreast.begun(start, start + 8, task, FILE, most_blocks)
+    abreast.begun(4 * BATCH, 4 * BATCH + 8, 1, FILE, most_blocks)
+    assert not taken(abreast)
 
 
 def test_a_place_that_does_not_fit_ends_it_until_it_shows_again() -> None:
@@ -127,6 +182,9 @@ def test_what_they_stand_before_is_bounded_by_what_windows_may_hold() -> None:
     planner.opened(0.0, 1, file, 1)
     for worker in range(64):
         planner.read(0.0, ReadSeen(1, worker, file.version, worker << 19, 65536, "miss"))
+    assert [fetch.blocks for fetch in planner.plan_waited(0.0, 1 << 30)] == [
+        BlockRange(16, (4 << 20) // BLOCK_BYTES - 16)
+    ]
     planner.read(0.1, ReadSeen(1, 0, file.version, 65536, 131072, "late"))
     fetches = planner.plan_waited(0.1, 1 << 30)
     assert [fetch.blocks for fetch in fetches] == [BlockRange(48, (4 << 20) // BLOCK_BYTES - 48)]
@@ -139,6 +197,9 @@ def test_a_budget_takes_the_first_places_and_leaves_the_rest() -> None:
     planner.opened(0.0, 1, file, 1)
     for worker in range(4):
         planner.read(0.0, ReadSeen(1, worker, file.version, worker << 19, 65536, "miss"))
+    assert [fetch.blocks for fetch in planner.plan_waited(0.0, 1 << 30)] == [
+        BlockRange(16, (4 << 20) // BLOCK_BYTES - 16)
+    ]
     planner.read(0.1, ReadSeen(1, 0, file.version, 65536, 131072, "late"))
     places = []
     while planner.has_waited:

@@ -278,13 +278,13 @@ def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         if step is not None:
             job.step(step)
     follower = job.planner._following._followers["an order"]
-    assert len(follower._cursors) <= 2
-    assert all(len(cursor.items) + len(cursor.behind) <= 50 for cursor in follower._cursors)
-    assert len(follower._marks._chunks) <= 1
-    assert len(follower._finder.votes) <= 20
-    assert len(follower._files) <= 3
-    listed = {id(item) for item in follower._predictions.items()}
-    held = {id(item) for cursor in follower._cursors for item in [*cursor.items, *cursor.behind, *cursor.trail]}
+    assert len(follower._places.cursors) <= 2
+    assert all(len(cursor.items) + len(cursor.behind) <= 50 for cursor in follower._places.cursors)
+    assert len(follower._pieces.marks._chunks) <= 1
+    assert len(follower._places.finder.votes) <= 20
+    assert len(follower._foretelling._files) <= 3
+    listed = {id(item) for item in follower._pieces.predictions.items()}
+    held = {id(item) for cursor in follower._places.cursors for item in [*cursor.items, *cursor.behind, *cursor.trail]}
     assert listed <= held
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spoke.prefetch.cursor import Cursor, Item, Run, State
-from spoke.prefetch.matching import fulfilled
+from spoke.prefetch.matching import Match, fulfilled, fulfilled_exactly
 
 FAULT = 128 * 1024
 PAGE = 4096
@@ -96,3 +96,15 @@ def test_of_steps_that_read_the_same_bytes_the_first_that_nobody_read_is_taken()
     match = fulfilled([elsewhere, *index[2:]], 8192 * PAGE, 8193 * PAGE, fault_bytes=FAULT, is_mapped=False)
     assert match is not None
     assert match.item is elsewhere, "another place is another reader's"
+
+
+def test_what_the_kernel_may_have_read_by_itself_is_a_steps_where_it_is_that_to_the_page() -> None:
+    cursor = place()
+    step = predicted(cursor, 101, 8 * 4096, 16 * 4096 - 100)
+    assert fulfilled_exactly([step], 8 * 4096, 16 * 4096) == Match(step, 0, is_sure=False)
+    assert fulfilled_exactly([step], 8 * 4096, 17 * 4096) is None
+    assert fulfilled_exactly([step], 7 * 4096, 16 * 4096) is None
+    far = predicted(cursor, 200, 64 * 4096, 72 * 4096)
+    assert fulfilled_exactly([far], 64 * 4096, 72 * 4096) is None
+    step.state = State.READ
+    assert fulfilled_exactly([step], 8 * 4096, 16 * 4096) is None
