@@ -22,14 +22,16 @@ from spoke.prefetch.known_file import (
     reason_of,
     window_end,
 )
+from spoke.prefetch.pieces import Pieces
 from spoke.prefetch.quiet import Quiet
 from spoke.prefetch.scorecard import Ledger, Reason
 from spoke.prefetch.source import Fetch, ReadSeen
 from spoke.prefetch.streams import Join, Run
 from spoke.prefetch.strides import Stride
+from spoke.prefetch.throughout import Throughout, kind_of
 from spoke.prefetch.window import Latency, Window
 
-_REASONS = (Reason.SEQUENTIAL, Reason.STRIDED, Reason.SMALL_FILE, Reason.NEXT_FILE)
+_REASONS = (Reason.SEQUENTIAL, Reason.STRIDED, Reason.SMALL_FILE, Reason.NEXT_FILE, Reason.THROUGHOUT)
 _QUIET_WAITING_BYTES = 8 * EXTENT_BYTES
 _QUIET_MAX_S = limits.PREFETCH_ACTIVE_S / 4
 _NO_STREAM = 0  # streams count up from it, orders down
@@ -47,6 +49,7 @@ class Guesses:
         small_file_bytes: int,
         stream_max_bytes: int,
         windows_max_bytes: int,
+        throughout_max_bytes: int = limits.PREFETCH_THROUGHOUT_MAX_BYTES,
     ) -> None:
         self._small_file_bytes = small_file_bytes
         self._stream_max_bytes = stream_max_bytes
@@ -54,6 +57,9 @@ class Guesses:
         self._scattered: deque[tuple[KnownFile, Stride | None, BlockRange]] = deque()
         self._waited: deque[tuple[KnownFile, BlockRange]] = deque()
         self._chains = Chains(next_file)
+        self._throughout = Throughout(throughout_max_bytes)
+        self._pieces = Pieces()
+        self._rests: deque[tuple[KnownFile, BlockRange]] = deque()
         self._ledger = ledger
         self._latency = latency
         self._read = ReadBytes()
@@ -66,7 +72,7 @@ class Guesses:
 
     @property
     def has_plans(self) -> bool:
-        return bool(self._jobs or self._scattered or self._waited)
+        return bool(self._jobs or self._scattered or self._waited or self._rests)
 
     @property
     def has_waited(self) -> bool:
@@ -102,6 +108,7 @@ class Guesses:
     def evicted(self, version: bytes, blocks: BlockRange, wasted: Mapping[Reason, int]) -> None:
         """Blocks were evicted; ``wasted``: bytes of them that nobody had read, by what they were fetched for."""
         file = self._files.get(version)
+        self._throughout.evicted(version, blocks)
         guessed_bytes = 0
         for reason, trust in self._trusts.items():
             wasted_bytes = wasted.get(reason, 0)
@@ -141,6 +148,8 @@ class Guesses:
         self._read.total += read_bytes
         if file.whole is not None:
             self._read_whole(file, file.whole, missed=seen.result == "miss")
+            return None
+        if self._look_alike(file, seen, start_block, end_block, foretold=foretold):
             return None
         runs = file.runs
         self._next_id += 1
@@ -241,7 +250,7 @@ class Guesses:
             elif stop_block == file.block_count and reason is Reason.SEQUENTIAL:
                 self._reached_end(now_s, file, run)
         jobs.update(paused)
-        return fetches
+        return fetches + self._plan_rests(now_s, budget_bytes) if self._rests else fetches
 
     def plan_waited(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What readers abreast stand before, whether it is under way or not; at most ``budget_bytes``, in the order of its place."""
@@ -292,6 +301,27 @@ class Guesses:
             beginnings.guessed(guessed_block)
             self._scattered.append((file, None, BlockRange(end_block, guessed_block - end_block)))
 
+    def _look_alike(self, file: KnownFile, seen: ReadSeen, start_block: int, end_block: int, *, foretold: bool) -> bool:
+        """What is left of a file, or of a piece that was begun, if others of its kind were read on. True: a piece whose end is known."""
+        if foretold:
+            return False
+        facts, trust = file.facts, self._trusts[Reason.THROUGHOUT]
+        if self._throughout.may_be(facts.size_bytes):
+            rest = self._throughout.read(facts, start_block, end_block, self._read.total, may_fetch=trust.earned)
+            self._rests.extend((file, blocks) for blocks in rest)
+        pieces = self._pieces
+        if pieces.wasted_blocks:
+            trust.wasted(pieces.wasted_blocks * BLOCK_BYTES)
+            pieces.wasted_blocks = 0
+        may_fetch = file.trust.earned and trust.earned
+        until_block = pieces.read(
+            seen.task_id, seen.version, kind_of(facts), start_block, end_block, may_fetch=may_fetch
+        )
+        until_block = min(until_block, file.block_count)
+        if pieces.has_begun and until_block > end_block:
+            self._rests.appendleft((file, BlockRange(end_block, until_block - end_block)))
+        return until_block > 0
+
     def _look_abreast(
         self, file: KnownFile, run: Run, join: Join, start_block: int, end_block: int, task_id: int
     ) -> None:
@@ -333,6 +363,19 @@ class Guesses:
             reason = Reason.SEQUENTIAL if stride is None else Reason.STRIDED
             for fresh in self._ledger.plan(now_s, version, blocks, reason):
                 fetches.append(Fetch(version, fresh, _NO_STREAM, reason, size_bytes))
+                budget_bytes -= fresh.block_count * BLOCK_BYTES
+        return fetches
+
+    def _plan_rests(self, now_s: float, budget_bytes: int) -> list[Fetch]:
+        """What is left of files that are read throughout, when all else was planned."""
+        fetches: list[Fetch] = []
+        while self._rests and budget_bytes >= EXTENT_BYTES:
+            file, blocks = self._rests.popleft()
+            if now_s < file.paused_until_s:
+                continue
+            version, size_bytes = file.facts.version, file.facts.size_bytes
+            for fresh in self._ledger.plan(now_s, version, blocks, Reason.THROUGHOUT):
+                fetches.append(Fetch(version, fresh, _NO_STREAM, Reason.THROUGHOUT, size_bytes))
                 budget_bytes -= fresh.block_count * BLOCK_BYTES
         return fetches
 

@@ -50,6 +50,7 @@ class Planner:
         recorder: OrderRecorder | None = None,
         windows_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
         declared_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
+        throughout_max_bytes: int = limits.PREFETCH_THROUGHOUT_MAX_BYTES,
     ) -> None:
         self._recorder = recorder
         self.on_read: Callable[[FileFacts, int, int], None] | None = None
@@ -65,6 +66,7 @@ class Planner:
             small_file_bytes=small_file_bytes,
             stream_max_bytes=stream_max_bytes,
             windows_max_bytes=windows_max_bytes,
+            throughout_max_bytes=throughout_max_bytes,
         )
         self._following = Following(
             self._ledger,
