@@ -7,14 +7,16 @@ is told apart by task: several read in one file at once.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 
 from common import limits
 
-_FEWEST = 8
-_LATEST = 16
+_FEWEST, _FEWEST_MOST = 16, 256
+"""So many in a row must have been alike; twice as many after each that was fetched and was shorter."""
+
 _ALIKE = 1.25
-"""So much longer than the shortest of the last ones may the longest be."""
+"""So much longer than the shortest in the row may one be."""
+
 _KINDS_MAX = 256
 
 
@@ -31,12 +33,33 @@ class _Piece:
         self.guessed_block = 0
 
 
+class _Kind:
+    """Pieces of one kind of file that began with a READ of one length: the last ``count`` were alike, the shortest of ``blocks``."""
+
+    __slots__ = ("blocks", "count", "needed")
+
+    def __init__(self) -> None:
+        self.blocks = self.count = 0
+        self.needed = _FEWEST
+
+    def over(self, blocks: int, guessed_blocks: int) -> None:
+        """One was so long, and ``guessed_blocks`` had been fetched of it (0: nothing)."""
+        if guessed_blocks:
+            is_short = blocks < guessed_blocks
+            self.needed = min(2 * self.needed, _FEWEST_MOST) if is_short else max(_FEWEST, self.needed - 1)
+        if self.count and self.blocks <= blocks * _ALIKE and blocks <= self.blocks * _ALIKE:
+            self.count += 1
+            self.blocks = min(self.blocks, blocks)
+        else:
+            self.count, self.blocks = 1, blocks
+
+
 class Pieces:
     """``wasted_blocks``: fetched ahead of a piece and not read by who read it, until taken."""
 
     def __init__(self) -> None:
         self._reading: OrderedDict[int, _Piece] = OrderedDict()
-        self._kinds: OrderedDict[tuple[object, int], deque[int]] = OrderedDict()
+        self._kinds: OrderedDict[tuple[object, int], _Kind] = OrderedDict()
         self.wasted_blocks = 0
         self.has_begun = False
         """The last READ began a piece."""
@@ -63,11 +86,15 @@ class Pieces:
         if len(self._reading) > limits.PREFETCH_ACTIVE_MAX_STREAMS:
             self._reading.popitem(last=False)
         known = self._kinds.get(key)
-        if known is None or len(known) < _FEWEST or not may_fetch:
+        if (
+            known is None
+            or known.count < known.needed
+            or known.blocks > limits.PREFETCH_PIECE_MAX_BLOCKS
+            or not may_fetch
+        ):
             return 0
-        shortest, longest = min(known), max(known)
-        guessed_block = start_block + shortest
-        if guessed_block <= end_block or longest > min(_ALIKE * shortest, limits.PREFETCH_PIECE_MAX_BLOCKS):
+        guessed_block = start_block + known.blocks
+        if guessed_block <= end_block:
             return 0
         piece.guessed_block = guessed_block
         return guessed_block
@@ -77,9 +104,10 @@ class Pieces:
             self.wasted_blocks += piece.guessed_block - piece.next_block
         known = self._kinds.get(piece.key)
         if known is None:
-            known = self._kinds[piece.key] = deque(maxlen=_LATEST)
+            known = self._kinds[piece.key] = _Kind()
             if len(self._kinds) > _KINDS_MAX:
                 self._kinds.popitem(last=False)
         else:
             self._kinds.move_to_end(piece.key)
-        known.append(piece.next_block - piece.start_block)
+        guessed_blocks = piece.guessed_block - piece.start_block if piece.guessed_block else 0
+        known.over(piece.next_block - piece.start_block, guessed_blocks)

@@ -23,9 +23,9 @@ def read_piece(pieces: Pieces, task: int, version: bytes, first: int, reads: int
     return known
 
 
-def test_after_eight_alike_the_next_is_known_by_its_first_read() -> None:
+def test_after_sixteen_alike_the_next_is_known_by_its_first_read() -> None:
     pieces = Pieces()
-    for number in range(8):
+    for number in range(16):
         assert read_piece(pieces, 1, b"v%d" % number, 1000 * number, 4) == 0
     assert read_piece(pieces, 1, b"w", 5000, 4) == 5128
     assert read_piece(pieces, 2, b"v1", 640, 4) == 768
@@ -44,7 +44,7 @@ def test_readers_in_one_file_at_once_are_told_apart() -> None:
         else:
             assert pieces.read(task, b"v", KIND, first + 32 * number, first + 32 * number + 32) in (0, first + 128)
         readers[task] = [first, number + 1]
-    assert all(until == first + 128 for first, until in found[30:])
+    assert all(until == first + 128 for first, until in found[60:])
     assert pieces.wasted_blocks == 0
 
 
@@ -57,6 +57,9 @@ def test_pieces_that_differ_are_no_pieces_and_a_shorter_one_costs_its_rest_once(
     assert read_piece(pieces, 1, b"v", 1 << 20, 1) == (1 << 20) + 128
     assert read_piece(pieces, 1, b"v", 2 << 20, 4) == 0
     assert pieces.wasted_blocks == 96
+    for number in range(40, 71):
+        assert read_piece(pieces, 1, b"w", 4096 * number, 4) == 0, "twice as many must be alike now"
+    assert read_piece(pieces, 1, b"w", 1 << 20, 4) == (1 << 20) + 128
 
 
 def test_a_long_run_is_a_stream_and_no_piece() -> None:
