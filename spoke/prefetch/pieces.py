@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from common import limits
 
-_FEWEST, _FEWEST_MOST = 16, 256
+_FEWEST, _FEWEST_MOST = 24, 256
 """So many in a row must have been alike; twice as many after each that was fetched and was shorter."""
 
 _ALIKE = 1.25
