@@ -28,7 +28,7 @@ from spoke.prefetch.scorecard import Ledger, Reason
 from spoke.prefetch.source import Fetch, ReadSeen
 from spoke.prefetch.streams import Join, Run
 from spoke.prefetch.strides import Stride
-from spoke.prefetch.throughout import Throughout, kind_of
+from spoke.prefetch.throughout import Throughout
 from spoke.prefetch.window import Latency, Window
 
 _REASONS = (Reason.SEQUENTIAL, Reason.STRIDED, Reason.SMALL_FILE, Reason.NEXT_FILE, Reason.THROUGHOUT)
@@ -314,9 +314,7 @@ class Guesses:
             trust.wasted(pieces.wasted_blocks * BLOCK_BYTES)
             pieces.wasted_blocks = 0
         may_fetch = file.trust.earned and trust.earned
-        until_block = pieces.read(
-            seen.task_id, seen.version, kind_of(facts), start_block, end_block, may_fetch=may_fetch
-        )
+        until_block = pieces.read(seen.task_id, seen.version, file.kind, start_block, end_block, may_fetch=may_fetch)
         until_block = min(until_block, file.block_count)
         if pieces.has_begun and until_block > end_block:
             self._rests.appendleft((file, BlockRange(end_block, until_block - end_block)))

@@ -1,10 +1,10 @@
 """Files of middling size that are read throughout, each of its bytes once, in an order of their own: what is left of one is fetched. Pure.
 
 So chunks and shards are read whose samples are shuffled inside them (LitData, MosaicML): no stream shows, and each READ costs a round
-trip. That the rest will be read is told by the files before it: of the same directory and kind, the last ones all were read whole, in
+trip. That the rest will be read is told by the files before it: of the same directory and kind, most of the last ones were read whole, in
 scattered places, before much else was. Chance makes no such visit: who draws at random reads some places twice long before he has
-read all. It is given up for a kind with the first file that is read otherwise, and for all while what is evicted unread is more than
-trust allows.
+read all. Nothing is fetched of a kind of which more than a quarter of the last files was read otherwise (two epochs that overlap read a
+chunk twice at once), nor of any while what was evicted unread is more than trust allows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, count_blocks
 from spoke.prefetch.chains import FileFacts
 
-_HISTORY_VISITS = 8
-_PROOF_VISITS = 2
+_HISTORY_VISITS, _PROOF_VISITS = 8, 2
+_PROOF_SHARE = 0.75
+"""Of the last 8 files of a kind so many, and two at least, were read whole."""
+
+_QUICK_SHARE = 4
+"""A visit during which more was read than so many times what may lie ahead (twice the cache) is none: the rest would not stay so long."""
+
 _WHOLE_SHARE = 0.95
 """So much of a file read ends a visit: a table at its beginning or end may never be read."""
 
@@ -36,11 +41,12 @@ _KINDS_MAX = 64
 class _Visit:
     """What was read of a file since it was begun. ``covered``, ``planned``: bits of each extent."""
 
-    __slots__ = ("again_blocks", "began_bytes", "block_count", "covered", "extent_count", "is_over", "next_block", "next_index", "places",
-                 "planned", "read_blocks", "reads")  # fmt: skip
+    __slots__ = ("again_blocks", "began_bytes", "block_count", "covered", "extent_count", "is_over", "kind", "next_block", "next_index",
+                 "places", "planned", "read_blocks", "reads")  # fmt: skip
 
-    def __init__(self, block_count: int) -> None:
+    def __init__(self, block_count: int, kind: tuple[bytes, bytes]) -> None:
         self.block_count = block_count
+        self.kind = kind
         self.extent_count = -(-block_count // EXTENT_BLOCKS)
         self.next_index = 0
         self.is_over = False
@@ -106,16 +112,16 @@ class Throughout:
             return []
         if visit.read_blocks >= _WHOLE_SHARE * visit.block_count:
             visit.is_over = True
-            is_quick = read_bytes - visit.began_bytes <= 4 * self._max_bytes
-            self._judge(facts, was_whole=is_quick and visit.places >= _SCATTERED_SHARE * visit.reads)
+            is_quick = read_bytes - visit.began_bytes <= _QUICK_SHARE * self._max_bytes
+            self._judge(visit.kind, was_whole=is_quick and visit.places >= _SCATTERED_SHARE * visit.reads)
             return []
         if visit.again_blocks > EXTENT_BLOCKS and visit.again_blocks > _AGAIN_SHARE * visit.read_blocks:
             visit.is_over = True
-            self._judge(facts, was_whole=False)
+            self._judge(visit.kind, was_whole=False)
             return []
         if not may_fetch or visit.places < _FEWEST_PLACES or visit.next_index >= visit.extent_count:
             return []
-        if not self._is_proven(facts):
+        if not self._is_proven(visit.kind):
             return []
         return list(self._plan(visit))
 
@@ -151,15 +157,14 @@ class Throughout:
         former = self._visits.pop(facts.version, None)
         if former is not None:
             self._give_up(former)
-        visit = self._visits[facts.version] = _Visit(count_blocks(facts.size_bytes))
+        visit = self._visits[facts.version] = _Visit(count_blocks(facts.size_bytes), kind_of(facts))
         if len(self._visits) > limits.PREFETCH_MAX_FILES:
             version, forgotten = next(iter(self._visits.items()))
             del self._visits[version]
             self._give_up(forgotten)
         return visit
 
-    def _judge(self, facts: FileFacts, *, was_whole: bool) -> None:
-        kind = kind_of(facts)
+    def _judge(self, kind: tuple[bytes, bytes], *, was_whole: bool) -> None:
         history = self._kinds.get(kind)
         if history is None:
             history = self._kinds[kind] = deque(maxlen=_HISTORY_VISITS)
@@ -173,9 +178,9 @@ class Throughout:
         left = sum(mask.bit_count() for mask in visit.planned.values())
         self._ahead_blocks -= left
 
-    def _is_proven(self, facts: FileFacts) -> bool:
-        history = self._kinds.get(kind_of(facts))
-        return history is not None and sum(history) >= max(_PROOF_VISITS, 0.75 * len(history))
+    def _is_proven(self, kind: tuple[bytes, bytes]) -> bool:
+        history = self._kinds.get(kind)
+        return history is not None and sum(history) >= max(_PROOF_VISITS, _PROOF_SHARE * len(history))
 
 
 def kind_of(facts: FileFacts) -> tuple[bytes, bytes]:
