@@ -1,4 +1,4 @@
-"""What READs alone tell of files of one kind: pieces of equal length, chunks read whole; without an order, at hardly more bytes than no prefetch."""
+"""What READs alone tell of files of one kind, without an order: pieces of equal length, and chunks read whole, at hardly more bytes."""
 
 from __future__ import annotations
 
