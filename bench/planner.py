@@ -1,15 +1,18 @@
 """``python -m bench.planner``: what prefetch decisions cost, in CPU time, apart from everything else.
 
-The events of simulated patterns (READs, arrivals, evictions, budgets) are recorded once and then fed to fresh planners, as
-``spoke.ahead`` feeds them. ``--against DIR``: another checkout's planner takes turns with this one, in processes of their own, so that
-what else the machine does meanwhile meets both. A READ's cost is that of noting or learning from it, and of the plan it leads to.
-``steady`` is one reader in order at 1 GB/s over 10 Gbit/s; its mean tells what share of a core decisions take there. Calls of Python
-and C functions are counted apart: they are the same however busy the machine is.
+The events of simulated patterns (READs, arrivals, evictions) are recorded once and then fed to fresh ``spoke.ahead.Ahead``, in whose
+place before the hub a stub stands. So all is counted that a READ costs between its report and the return from it: counters, the choice of
+the kernel's readahead, the planner, asking for what it plans; with ``--learn`` also the recorder of orders and what is noted for
+``warm --last``. ``--against DIR``: another checkout's takes turns with this one's, in processes of their own, so that
+what else the machine does meanwhile meets both. ``steady`` is one reader in order at 1 GB/s over 10 Gbit/s; its mean tells what share of
+a core decisions take there, arrivals and evictions included. Calls of Python and C functions are counted apart: they are the same
+however busy the machine is.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import pickle
@@ -18,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +39,24 @@ from bench.replay.runs import world_for
 from bench.replay.simulator import RESULTS, Read, Simulation
 from bench.replay.trace import Process, Trace, TraceFile
 from common import limits
-from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
+from common.blocks import BLOCK_BYTES, BlockRange
 from common.errors import UsageError
 from common.terminal import EXIT_USAGE
-from spoke.prefetch.planner import Planner, ReadSeen
+from spoke.ahead import Ahead
+from spoke.last_job import LastJob
+from spoke.metrics import Counts
+from spoke.prefetch.planner import Planner
 from spoke.prefetch.succession import OrderRecorder
+from spoke.reads import Handle
 
 RTT_S, RATE_BYTES_PER_S, LOAD, CACHE_SHARE = 0.06, 125e6, 0.5, 0.25
 STEADY_CACHE_SHARE = 0.5  # a stream may be an eighth of the cache ahead, and needs 130 MB
 SEQUENTIAL_BYTES_PER_S, STEADY_RATE_BYTES_PER_S, STEADY_BYTES = 1e9, 1.25e9, 4 << 30
 DEFAULT = "steady,sweep-workers,interleaved,megatron,mds,strided,hf-arrow,random"
 
-Event = tuple[str, tuple[Any, ...]]
+Event = tuple[str, float, int, tuple[Any, ...]]
 Recording = tuple[Bounds, float, list[Event]]
-"""The planner's bounds, the link's rate, and what it was told."""
+"""The planner's bounds, the link's rate, and what was told: name, time, bytes of prefetch under way, arguments."""
 
 
 class Recorded(Planned):
@@ -58,33 +66,28 @@ class Recorded(Planned):
         super().__init__(trace, capacity_bytes)
         self.events: list[Event] = []
 
+    def _note(self, name: str, now_s: float, *arguments: Any) -> None:
+        self.events.append((name, now_s, self.sim.prefetch_outstanding_bytes, arguments))
+
     def opened(self, now_s: float, handle: int, task: int, file: int) -> None:
-        self.events.append(("opened", (now_s, handle, self.facts[file], task)))
+        self._note("opened", now_s, handle, task, tuple(self.facts[file]))
         super().opened(now_s, handle, task, file)
 
     def closed(self, now_s: float, handle: int) -> None:
-        self.events.append(("closed", (now_s, handle)))
+        self._note("closed", now_s, handle)
         super().closed(now_s, handle)
 
     def read(self, now_s: float, read: Read, result: int) -> None:
-        seen = (read.handle, read.lane.task, self.facts[read.file].version, read.offset_bytes, read.length_bytes)
-        self.events.append(("read", (now_s, ReadSeen(*seen, RESULTS[result]))))  # type: ignore[arg-type]
-        self.events.append(("plan", (now_s, self._budget_bytes)))
+        self._note("read", now_s, read.handle, read.lane.task, read.offset_bytes, read.length_bytes, RESULTS[result])
         super().read(now_s, read, result)
 
     def arrived(self, now_s: float, file: int, blocks: BlockRange) -> None:
-        self.events.append(("arrived", (now_s, self.facts[file].version, blocks)))
-        self.events.append(("plan", (now_s, self._budget_bytes)))
+        self._note("arrived", now_s, self.facts[file].version, blocks, blocks.block_count * BLOCK_BYTES)
         super().arrived(now_s, file, blocks)
 
     def evicted(self, file: int, blocks: BlockRange) -> None:
-        self.events.append(("evicted", (self.facts[file].version, blocks)))
+        self._note("evicted", self.sim.now_s, self.facts[file].version, blocks)
         super().evicted(file, blocks)
-
-    @property
-    def _budget_bytes(self) -> int:
-        most_bytes = min(limits.PREFETCH_MAX_OUTSTANDING_BYTES, self.planner.outstanding_limit_bytes)
-        return most_bytes - self.sim.prefetch_outstanding_bytes
 
 
 def steady() -> Trace:
@@ -108,8 +111,40 @@ def record(pattern: str, reads: int) -> Recording:
     return recorded.bounds, rate_bytes_per_s, recorded.events
 
 
+class _World:
+    """All that an :class:`Ahead` has around it: the clock, the event loop's next step, the link, the fetcher and its memory."""
+
+    rate_bytes_per_s = 0.0
+    rtt_s = RTT_S
+    up = (True,)
+    prefetch_bytes = limits.PREFETCH_MAX_OUTSTANDING_BYTES
+    write_backlog_bytes = held_bytes = 0
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.prefetch_outstanding_bytes = 0
+        self.steps: list[Callable[[], None]] = []
+        self.memory = self.links = self
+
+    def prefetch_room_bytes(self, _held_bytes: int) -> int:
+        return self.prefetch_bytes
+
+    def call_soon(self, step: Callable[[], None]) -> None:
+        self.steps.append(step)
+
+    def prefetch(self, _version: bytes, _size_bytes: int, blocks: BlockRange, _why: int, *, to_keep: bool) -> int:
+        asked_bytes = blocks.block_count * BLOCK_BYTES
+        self.prefetch_outstanding_bytes += asked_bytes
+        return asked_bytes
+
+    def expedite(self, _version: bytes, _size_bytes: int, _blocks: BlockRange, _why: int) -> None: ...
+
+
+Step = tuple[str, float, int, tuple[Any, ...]]
+
+
 def replay(recording: Recording, *, learn: bool) -> dict[str, Any]:
-    """CPU time of this thread, ns: the median by READ, and of everything. ``learn``: with a recorder, as a mount has by default."""
+    """CPU time of this thread, ns: the median by READ, and of everything. ``learn``: as a mount has it by default."""
     read_ns: list[int] = []
     calls = 0
 
@@ -124,52 +159,75 @@ def replay(recording: Recording, *, learn: bool) -> dict[str, Any]:
     gc.collect()
     gc.disable()
     _replay(recording, read_ns, learn=learn)
-    began_ns = time.thread_time_ns()
-    _replay(recording, None, learn=learn)
-    total_ns = time.thread_time_ns() - began_ns
+    total_ns = _replay(recording, None, learn=learn) - _replay(recording, None, learn=learn, idle=True)
     sys.setprofile(count)
     _replay(recording, None, learn=learn)
+    with_all, calls = calls, 0
+    _replay(recording, None, learn=learn, idle=True)
     sys.setprofile(None)
     gc.enable()
-    read_bytes = sum(arguments[1].length_bytes for name, arguments in recording[2] if name == "read")
     return {
         "read_ns": statistics.median(read_ns) - statistics.median(clock_ns),
         "total_ns": total_ns,
         "reads": len(read_ns),
-        "read_bytes": read_bytes,
-        "calls": calls,
+        "read_bytes": sum(arguments[3] for name, _, _, arguments in recording[2] if name == "read"),
+        "calls": with_all - calls,
     }
 
 
-def _replay(recording: Recording, read_ns: list[int] | None, *, learn: bool) -> None:
-    """As ``spoke.ahead`` does it. ``read_ns``: what each READ takes, None: no clock is read, which costs more than most of them."""
+def _replay(recording: Recording, read_ns: list[int] | None, *, learn: bool, idle: bool = False) -> int:
+    """Returns the CPU time of it, ns. ``read_ns``: what each READ takes; None: no clock is read, which costs more than most of them.
+
+    ``idle``: nobody is told, so that all this is the bench's own part.
+    """
     bounds, rate_bytes_per_s, events = recording
+    world = _World()
+    world.rate_bytes_per_s = rate_bytes_per_s
     planner = Planner(**bounds, recorder=OrderRecorder(limits.LEARN_MEMORY_BYTES) if learn else None)
-    told = {name: getattr(planner, name) for name in ("opened", "closed", "arrived", "evicted")}
-    clock = time.thread_time_ns
-    is_quiet, began_ns = False, 0
-    for name, arguments in events:
-        if name == "read":
-            now_s, seen = arguments
-            if read_ns is not None:
+    ahead = Ahead(planner, Counts(), lambda: world.now_s, None)
+    ahead.attach(world, world)  # type: ignore[arg-type]
+    if learn:
+        ahead.last_job = LastJob(Path("nowhere"), limits.LEARN_MEMORY_BYTES, lambda: world.now_s)
+    told = {
+        name: _nothing if idle else getattr(ahead, name) for name in ("opened", "closed", "arrived", "evicted", "read")
+    }
+    steps, all_steps, clock = list(_steps(events)), world.steps, time.thread_time_ns
+    asyncio._set_running_loop(world)  # type: ignore[arg-type]
+    try:
+        started_ns = clock()
+        for name, world.now_s, world.prefetch_outstanding_bytes, arguments in steps:
+            if read_ns is None or name != "read":
+                told[name](*arguments)
+                while all_steps:
+                    all_steps.pop()()
+            else:
                 began_ns = clock()
-            is_quiet = seen.result == "hit" and planner.is_quiet(seen.version, seen.offset_bytes, seen.length_bytes)
-            if not is_quiet:
-                planner.read(now_s, seen)
-        elif name == "plan":
-            if not is_quiet and planner.has_plans:
-                now_s, left_bytes = arguments
-                planner.link(RTT_S, rate_bytes_per_s)
-                while left_bytes >= EXTENT_BYTES and (fetches := planner.plan(now_s, left_bytes)):
-                    for fetch in fetches:
-                        planner.asked(fetch, fetch.blocks.block_count * BLOCK_BYTES)
-                        left_bytes -= fetch.blocks.block_count * BLOCK_BYTES
-            if began_ns and read_ns is not None:
+                told[name](*arguments)
+                while all_steps:
+                    all_steps.pop()()
                 read_ns.append(clock() - began_ns)
-                began_ns = 0
-            is_quiet = False
-        else:
-            told[name](*arguments)
+        return clock() - started_ns
+    finally:
+        asyncio._set_running_loop(None)
+
+
+def _nothing(*_arguments: Any) -> None: ...
+
+
+def _steps(events: list[Event]) -> Iterator[Step]:
+    """As ``spoke.ahead`` is told, with handles as the read path makes them."""
+    handles: dict[int, Handle] = {}
+    for name, now_s, outstanding_bytes, arguments in events:
+        told = arguments
+        if name == "opened":
+            number, task, (path, version, size_bytes) = arguments
+            handles[number] = Handle(number, path, version, size_bytes)
+            told = handles[number], task
+        elif name == "closed":
+            told = (handles.pop(arguments[0]),)
+        elif name == "read":
+            told = handles[arguments[0]], *arguments[1:]
+        yield name, now_s, outstanding_bytes, told
 
 
 def child() -> int:

@@ -188,7 +188,11 @@ def _from_environment(model: type[Settings], environ: Mapping[str, str]) -> dict
 def _explain(error: ValidationError, model: type[Settings], sources: Mapping[str, str]) -> str:
     lines = []
     for problem in error.errors():
-        name = str(problem["loc"][0]) if problem["loc"] else "settings"
+        text = problem["msg"].removeprefix("Value error, ")
+        if not problem["loc"]:  # of several that do not go together: it names them itself
+            lines.append(text)
+            continue
+        name = str(problem["loc"][0])
         shown = name.replace("_", "-")
         if problem["type"] == "extra_forbidden":
             allowed = ", ".join(sorted(field.replace("_", "-") for field in model.model_fields))
@@ -196,6 +200,7 @@ def _explain(error: ValidationError, model: type[Settings], sources: Mapping[str
         elif problem["type"] == "missing":
             lines.append(f"{shown} is not set; give it as a flag, {ENVIRONMENT_PREFIX}{name.upper()}, or in the file")
         else:
-            text = problem["msg"].removeprefix("Value error, ")
+            if problem["type"] != "value_error":  # pydantic's own do not say what they saw
+                text = f"found {problem['input']!r}: {text}"
             lines.append(f"{shown} (from the {sources.get(name, 'default')}): {text}")
     return "; ".join(lines)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES
-from common.buffers import ExtentBuffer
+from common.buffers import blocks_of_buffer
 
 DIGEST_BYTES = 8
 _MASK_64 = (1 << 64) - 1
@@ -48,8 +48,9 @@ def _block_seeds(version: bytes, first_block: int, block_count: int) -> Sequence
 
 def _blocks_of(data: bytes | bytearray | memoryview) -> Iterator[Sequence[memoryview]]:
     """Views of the blocks, at most EXTENT_BLOCKS at a time."""
-    if isinstance(data, ExtentBuffer):
-        yield data.blocks
+    known = blocks_of_buffer(data)
+    if known is not None:
+        yield known
         return
     view = memoryview(data)
     for start in range(0, len(view), EXTENT_BYTES):

@@ -157,6 +157,21 @@ LINK_YOUNG_PIECE_BLOCKS = 4
 """While a link has brought less than this, what a reader waits for is asked for in pieces of 16 KiB over all links: TCP begins with
 10 packets a connection, so 128 KiB on one took 2 to 4 round trips. Split."""
 
+LINK_GROWN_BYTES = 16 * 1024 * 1024
+"""A link that has brought so much is through its start: links are told apart by what they brought up to here. 1.6 s of a twelfth
+of 1 Gbit/s."""
+
+CONTROL_DEMAND_BYTES = 48 * 1024
+CONTROL_ALONE_BYTES = 256 * 1024
+SMALL_DEMAND_BYTES = 8 * 1024
+"""Demand asked for on the control link at once, and one READ that is there alone: a new connection's first round trip brings 64 KiB, so
+that a small read finds room behind it; 5 and 25 ms of a twelfth of 1 Gbit/s. The rest goes over bulk links, but for small READs, which
+go wherever least waits."""
+
+LINK_WINDOW_BYTES = 1024 * 1024
+"""What may be on its way to a new link at once, once its sender has grown to that; the kernel goes on from there. Twelve hold more than
+60 ms of 1 Gbit/s. It is a bound: memory is taken by what has arrived and was not read."""
+
 REQUEST_MAX_TRIES = 4
 """Answers with a wrong digest, or a disk error at the hub, for one flight. Then its readers get EIO."""
 
@@ -921,6 +936,9 @@ STALL_MINUTES = 10
 STALL_MINUTE_ROWS_MAX = 128
 """Minutes looked back on in "lost 41 s of 10 min", and rows of each. The oldest minute goes; the least row joins the others."""
 
+STALL_BATCH_WAITS = 256
+"""Waits that have ended and are credited together, at the latest with the next sample: at most some 10 ms of work at once."""
+
 STALL_PENDING_MAX = 1024
 """Waits whose process is still being looked up. Beyond, they are counted as unknown."""
 
@@ -1090,6 +1108,11 @@ PACK_COST_EXTENTS = 16
 PACK_PATHS_MAX = 1024
 """Addresses of which it is remembered whether packing pays; the one used longest ago is forgotten, and learned anew."""
 
+PATHS_KNOWN_MAX = 1024
+PATHS_KNOWN_S = 3600.0
+"""Addresses of which it is remembered what their path carried, and for how long after the last connection: a mount that comes back
+begins at that rate. The one that went longest ago is forgotten, and learned anew."""
+
 PACK_THREADS = 2
 """Threads that compress; zstd at level 1 does some 400 MB/s in each. Further extents wait their turn."""
 
@@ -1151,9 +1174,12 @@ MEMORY_CACHED_FILE_BYTES = 1200
 """What one cached file takes in memory. Counted apart from the limit."""
 
 EXTENT_BUFFERS_KEPT = 96
-"""Buffers of one extent that a process keeps for the next use. Beyond these each is made anew, zeroed and
-faulted in. A spoke at 300 MB/s has more than 43 in use (16 for readers in step, the rest on the way to the disk): with so few
-360 of 800 were made anew, and perf saw 12 % of its samples in those page faults."""
+"""Buffers of one extent that a process keeps for the next use; a spoke keeps as many as its prefetch may fill, by its memory limit.
+Beyond these each is made anew, zeroed and faulted in. While a cache disk is behind, all that prefetch may hold is in use: with
+96 of them kept 250 of 940 were made anew, 16 % of the time with the interpreter's lock."""
+
+EXTENT_BUFFERS_IDLE_LOOKS = 10
+"""Buffers that were idle at so many looks of the memory watch (2 s), half of them each time, go back to the kernel."""
 
 # --- recipes: orders computed from what is public (spoke/recipes), in the command's own process ---------------
 

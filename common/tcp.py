@@ -73,6 +73,17 @@ def wake_at(sock: OptionSocket, size_bytes: int) -> None:
     _wish(sock, "SO_RCVLOWAT", socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
 
+def open_window(sock: OptionSocket, size_bytes: int) -> None:
+    """Let so much arrive at once from the start on; the kernel's autotuning goes on from there.
+
+    It begins with 64 kB (half of tcp_rmem's default) and grows to twice what was read in a round trip, once that is over: a sender
+    that could double has to wait for it. Waiting for so many bytes makes room for them (tcp_set_rcvlowat), and unlike SO_RCVBUF
+    neither ends the autotuning nor is held to net.core.rmem_max.
+    """
+    wake_at(sock, size_bytes)
+    wake_at(sock, 1)
+
+
 def renew_bbr(sock: OptionSocket) -> None:
     """Make BBR begin anew, so that it does not stop to measure the path's round trip.
 

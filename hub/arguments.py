@@ -27,8 +27,10 @@ def chosen_dataset(name: str | None, found: Sequence[str], state_dir: Path, what
     """``name``, or the only one ``found``. ``what`` of them the directory has, for the error. Raises UsageError."""
     if name is not None:
         return name
+    if not found:
+        raise UsageError(f"{state_dir} has {what} of no dataset; give the --state-dir that the hub is started with")
     if len(found) != 1:
-        raise UsageError(f"--dataset is needed: {state_dir} has {what} of {', '.join(found) or 'no dataset'}")
+        raise UsageError(f"--dataset is needed: {state_dir} has {what} of {', '.join(found)}")
     return found[0]
 
 

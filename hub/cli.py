@@ -193,6 +193,17 @@ def status(
     limit = facts["rate_limit"]
     until = f" until {limit['until']}; rules: {limit['rules']}" if limit["until"] else ""
     typer.echo(f"  rate limit: {limit['limit']}{until}")
+    chosen = [
+        f"{name}={_shown(setting['value'])} ({setting['source']})"
+        for name, setting in facts["settings"].items()
+        if setting["source"] != "default"
+    ]
+    typer.echo(f"  settings: {', '.join(chosen) or 'all default'}")
+
+
+def _shown(value: object) -> str:
+    """A setting's value; of a table (dataset, weights) its pairs."""
+    return "+".join(f"{key}={one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
 
 
 snapshot_app = typer.Typer(help="Name the tree as it is now, so that mounts can stay at it.", no_args_is_help=True)

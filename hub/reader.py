@@ -332,7 +332,7 @@ def _settle(waiter: asyncio.Future[Resolved | None], place: Resolved | None, err
         waiter.set_result(place)
 
 
-def _buffer(size_bytes: int) -> bytearray:
+def _buffer(size_bytes: int) -> bytearray | memoryview:
     return EXTENT_BUFFERS.take() if size_bytes == EXTENT_BYTES else bytearray(size_bytes)
 
 

@@ -100,7 +100,8 @@ def drop(database: sqlite3.Connection, name: str) -> NamedSnapshot:
         "SELECT name, revision, entry_count, created_s FROM snapshots WHERE name = ?", (name,)
     ).fetchone()
     if row is None:
-        raise UsageError(f"there is no snapshot {name!r}")
+        named = ", ".join(snapshot.name for snapshot in list_all(database)[-limits.SNAPSHOTS_SHOWN_MAX :])
+        raise UsageError(f"there is no snapshot {name!r}; there are {named or 'none'}")
     database.execute("DELETE FROM snapshots WHERE name = ?", (name,))
     forget(database, 0, read_number(database, "past_floor"))
     return NamedSnapshot(*row)

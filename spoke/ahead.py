@@ -19,6 +19,7 @@ from spoke.metrics import Counts
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.orders import Order
 from spoke.prefetch.planner import Planner, ReadSeen
+from spoke.prefetch.quiet import Quiet, QuietReads
 from spoke.prefetch.scorecard import Reason
 from spoke.prefetch.source import FAULT_BYTES
 from spoke.read_ahead import ReadAhead
@@ -52,6 +53,11 @@ class Ahead:
         self.read_ahead = ReadAhead(
             read_ahead_kib, planner.is_foretold if planner is not None else lambda _version: False
         )
+        self._quiet = QuietReads() if planner is None else planner.quiet
+        self._quiet.tally = self._tally
+        counts.tally = lambda: self._tally(self._quiet.current)
+        if planner is not None and self.read_ahead.is_chosen:
+            planner.on_noted = self.read_ahead.noted
 
     def attach(self, fetcher: Fetcher, client: HubClient) -> None:
         """Both report to us, so they come after us."""
@@ -67,11 +73,7 @@ class Ahead:
     def last_job(self, last_job: LastJob | None) -> None:
         self._last_job = last_job
         if self._planner is not None:
-            self._planner.on_read = None if last_job is None else self._note
-
-    def _note(self, file: FileFacts, offset_bytes: int, length_bytes: int) -> None:
-        if self._last_job is not None:
-            self._last_job.read(file.path, file.version, file.size_bytes, offset_bytes, length_bytes)
+            self._planner.on_read = None if last_job is None else last_job.note
 
     def settle(self) -> None:
         """Learn now from reads that were only noted: what was learned is written down next."""
@@ -98,20 +100,45 @@ class Ahead:
             self._last_job.lent(handle.path, handle.version, handle.size_bytes)
 
     def read(self, handle: Handle, task_id: int, offset_bytes: int, length_bytes: int, result: ReadResult) -> None:
-        self._counts.read(length_bytes, result)
-        self.read_ahead.read(handle, offset_bytes, length_bytes)
+        quiet = self._quiet.current
+        if offset_bytes == quiet.next_bytes and handle.handle_id == quiet.handle_id and result == "hit":
+            end_bytes = offset_bytes + length_bytes
+            if end_bytes <= quiet.until_bytes:  # most READs of a stream: this is all that they cost
+                quiet.next_bytes = end_bytes
+                quiet.reads += 1
+                return
+        counts = self._counts
+        if result == "hit":
+            noted = self._quiet.note(handle.version, offset_bytes, length_bytes)
+            if noted is not None:
+                if noted.handle_id != handle.handle_id:
+                    self.read_ahead.handed_over(noted, handle, offset_bytes, length_bytes)
+                self._tally(noted)
+                return
+            counts.heard_hits += 1
+            counts.heard_cache_bytes += length_bytes
+        else:
+            counts.waited(length_bytes, result)
         planner = self._planner
-        if planner is None:
-            if self._last_job is not None:
-                self._last_job.read(handle.path, handle.version, handle.size_bytes, offset_bytes, length_bytes)
-            return
-        if result == "hit" and planner.is_quiet(handle.version, offset_bytes, length_bytes):
-            return
-        planner.read(
-            self._clock(),
-            ReadSeen(handle.handle_id, task_id, handle.version, offset_bytes, length_bytes, result, handle.fault_bytes),
-        )
-        self._pump()
+        if planner is not None:
+            planner.read(
+                self._clock(),
+                ReadSeen(
+                    handle.handle_id, task_id, handle.version, offset_bytes, length_bytes, result, handle.fault_bytes
+                ),
+            )
+        elif self._last_job is not None:
+            self._last_job.read(handle.path, handle.version, handle.size_bytes, offset_bytes, length_bytes)
+        self.read_ahead.read(handle, offset_bytes, length_bytes)
+        if planner is not None and planner.has_plans:
+            self._pump()
+
+    def _tally(self, quiet: Quiet) -> None:
+        """Count what was noted of a reader's READs since the last time."""
+        counts = self._counts
+        counts.heard_hits += quiet.reads - quiet.told_reads
+        counts.heard_cache_bytes += quiet.next_bytes - quiet.told_bytes
+        quiet.told_reads, quiet.told_bytes = quiet.reads, quiet.next_bytes
 
     def stalled(self, handle: Handle, task_id: int, stall_s: float) -> None:
         self._counts.stall_s += stall_s
@@ -167,9 +194,11 @@ class Ahead:
 
     def arrived(self, version: bytes, blocks: BlockRange, raw_bytes: int) -> None:
         self._counts.fetched_bytes += raw_bytes
-        if self._planner is not None:
-            self._planner.arrived(self._clock(), version, blocks)
-            self._pump()
+        planner = self._planner
+        if planner is not None:
+            planner.arrived(self._clock(), version, blocks)
+            if planner.has_plans:
+                self._pump()
 
     def failed(self, version: bytes, blocks: BlockRange) -> None:
         if self._planner is not None:

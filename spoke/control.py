@@ -99,14 +99,22 @@ class ControlServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            request = json.loads(await reader.readline() or b"{}")
-        except ValueError:  # not JSON, not UTF-8, or a line over the limit
+            line = await reader.readline()
+        except ValueError:
+            most = limits.CONTROL_LINE_MAX_BYTES
+            await _refuse(writer, f"a request of more than {most} bytes; at most {most}: say it in several")
+            return
+        try:
+            request = json.loads(line or b"{}")
+        except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested beyond reason
             request = None
-        name = request.get("command") if isinstance(request, dict) else None
+        if not isinstance(request, dict):
+            await _refuse(writer, 'a request that is no JSON object in one line; write {"command": NAME, …}')
+            return
+        name = request.get("command")
         command = self._commands.get(name) if isinstance(name, str) else None
         if command is None:
-            refusal = {"error": f"unknown command {name!r}; this spoke knows {', '.join(sorted(self._commands))}"}
-            await _send(writer, {**refusal, "code": "usage", "exit": EXIT_USAGE})
+            await _refuse(writer, f"unknown command {name!r}; this spoke knows {', '.join(sorted(self._commands))}")
             return
         held: Mapping[str, Any] | None = None
         try:
@@ -123,6 +131,10 @@ class ControlServer:
             await _send(writer, {"error": f"internal error: {error!r}", "code": "internal", "exit": EXIT_FAILED})
         else:
             await _send(writer, {"result": held})
+
+
+async def _refuse(writer: asyncio.StreamWriter, text: str) -> None:
+    await _send(writer, {"error": text, "code": "usage", "exit": EXIT_USAGE})
 
 
 async def _send(writer: asyncio.StreamWriter, line: Mapping[str, Any]) -> None:

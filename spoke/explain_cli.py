@@ -70,7 +70,7 @@ def _places(mountpoint: str, path: str | None) -> tuple[str, str | None]:
 def render(facts: Mapping[str, Any]) -> str:
     """For people."""
     if "path" not in facts:
-        lines = [*facts["said"]] or ["no read waited for the hub in the last ten minutes"]
+        lines = [*facts["said"]] or ["no reader lost 10 ms or more to the hub in the last ten minutes"]
         for slow in facts["slow_reads"]:
             lines.append(
                 f"  {slow['ended_ago_s']:6.1f} s ago  {slow['waited_s'] * 1000:8.1f} ms  {slow['path']}:{slow['offset_bytes']}  "

@@ -13,7 +13,7 @@ from random import Random
 from typing import Protocol
 
 from common import backoff, limits
-from common.blocks import BLOCK_BYTES, BlockRange, byte_length, coalesce, intersection, split
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange, byte_length, coalesce, intersection, split
 from common.digest import first_mismatch
 from common.errors import (
     CacheWriteError,
@@ -184,6 +184,17 @@ class Fetcher:
     def flight_of(self, version: bytes, blocks: BlockRange) -> Flight | None:
         """What is under way, or not yet in the cache, for the first of these blocks."""
         return next(iter(self._flights.plan(version, BlockRange(blocks.first_block, 1))[0]), None)
+
+    def find_landed(self, version: bytes, offset_bytes: int, length_bytes: int) -> memoryview | None:
+        """The bytes, if one piece that landed and is not in the cache yet has all of them."""
+        for flight in self._flights.of_extent(version, offset_bytes // EXTENT_BYTES):
+            for landed in flight.landed:
+                start_bytes = offset_bytes - landed.blocks.first_block * BLOCK_BYTES
+                if start_bytes >= 0 and start_bytes + length_bytes <= len(landed.data):
+                    if flight in self._kept:
+                        self._kept.move_to_end(flight)
+                    return memoryview(landed.data)[start_bytes : start_bytes + length_bytes]
+        return None
 
     def give_up(self, want: Want) -> None:
         """The wait is over without the bytes: withdraw what nobody else wants."""

@@ -495,7 +495,9 @@ class Plan(Telling):
             known = None
             _failed("%r does not lie on the mount of its plan: its reads are not told", path)
         else:
-            known = os.fsencode(path).strip(b"/")  # told as it is: the spoke refuses it and counts it
+            real = os.path.realpath(os.fsencode(path))  # told all the same: the spoke refuses it and counts it
+            below = real.startswith(self._root.rstrip(b"/") + b"/")
+            known = real[len(self._root) :].strip(b"/") if below else real.strip(b"/")
         self._paths[path] = known
         return known
 

@@ -21,6 +21,7 @@ from common.blocks import BLOCK_BYTES, BlockRange
 from common.durable import replace_file
 from common.errors import UsageError
 from common.log import get_logger
+from spoke.prefetch.chains import FileFacts
 
 log = get_logger(__name__)
 
@@ -99,12 +100,31 @@ class LastJob:
 
     def read(self, path: bytes, version: bytes, size_bytes: int, offset_bytes: int, length_bytes: int) -> None:
         """A READ at the mount."""
-        file = self._file(path, version, size_bytes)
-        if file is None:
+        self.note(FileFacts(path, version, size_bytes), offset_bytes, length_bytes)
+
+    def note(self, facts: FileFacts, offset_bytes: int, length_bytes: int) -> None:
+        """READs of a file that go on in one piece."""
+        path, version, size_bytes = facts
+        file = self._now.files.get(path)
+        if file is None or file.version != version:
+            file = self._file(path, version, size_bytes)
+            if file is None:
+                return
+        self._last_read_s = self._clock()
+        self._dirty = True
+        end_bytes = offset_bytes + length_bytes
+        end_bytes = min(end_bytes, size_bytes)
+        first = offset_bytes >> _SHIFT
+        count = (end_bytes + PART_BYTES - 1 >> _SHIFT) - first
+        if count <= 0:
             return
-        end_bytes = min(offset_bytes + length_bytes, size_bytes)
-        for part in range(offset_bytes >> _SHIFT, (end_bytes + PART_BYTES - 1) >> _SHIFT):
-            file.parts[part >> 3] |= 1 << (part & 7)
+        parts, at = file.parts, first >> 3
+        bits = (1 << count) - 1 << (first & 7)
+        if bits < 256:  # most READs
+            parts[at] |= bits
+            return
+        end = at + (bits.bit_length() + 7 >> 3)
+        parts[at:end] = (int.from_bytes(parts[at:end], "little") | bits).to_bytes(end - at, "little")
 
     def lent(self, path: bytes, version: bytes, size_bytes: int) -> None:
         """The kernel reads a whole file by itself: how much of it is not seen."""
@@ -118,7 +138,8 @@ class LastJob:
         file = self._now.files.get(path)
         if file is None or file.version != version:
             file = self._add(path, version, size_bytes)
-        self._dirty = self._dirty or file is not None
+        if file is not None:
+            self._dirty = True
         return file
 
     def _add(self, path: bytes, version: bytes, size_bytes: int) -> TouchedFile | None:
@@ -149,12 +170,16 @@ class LastJob:
 
     def files(self) -> Mapping[bytes, TouchedFile]:
         """By path: of the last job, and of one that goes on. Raises UsageError when nothing is known."""
+        found = self._both()
+        if not found:
+            raise UsageError("no job has read anything through this mount yet: name paths, a plan or an order")
+        return found
+
+    def _both(self) -> Mapping[bytes, TouchedFile]:
         found = {**self._last.files}
         for path, file in self._now.files.items():
             before = found.get(path)
             found[path] = file if before is None or before.version != file.version else file.with_also(before)
-        if not found:
-            raise UsageError("no job has read anything through this mount yet: name paths, a plan or an order")
         return found
 
     def touched_bytes(self, path: bytes, version: bytes) -> int:
@@ -197,9 +222,10 @@ class LastJob:
 
     def facts(self) -> Mapping[str, Any]:
         """For ``status``."""
+        both = self._both()
         return {
-            "files": len(self._last.files.keys() | self._now.files.keys()),
-            "bytes": self._last.touched_bytes + self._now.touched_bytes,
+            "files": len(both),
+            "bytes": sum(file.touched_bytes for file in both.values()),
             "complete": self.is_complete,
             "goes_on": bool(self._now.files),
         }

@@ -102,8 +102,10 @@ class MemoryBudget:
 
     @property
     def kept_buffers(self) -> int:
-        """Extent buffers kept for the next use."""
-        return self._at_most(limits.EXTENT_BUFFERS_KEPT * MIB, 4) // MIB
+        """Extent buffers kept for the next use: in use or not, they are of what prefetch may hold."""
+        if self._data_bytes is None:
+            return limits.EXTENT_BUFFERS_KEPT
+        return min(limits.PREFETCH_MAX_OUTSTANDING_BYTES, self._data_bytes * 3 // 4) // MIB
 
     @property
     def heap_kept_bytes(self) -> int:

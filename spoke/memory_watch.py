@@ -64,6 +64,7 @@ class MemoryWatch:
         trimmed_s = float("-inf")
         while True:
             await asyncio.sleep(limits.MEMORY_LOOK_S)
+            EXTENT_BUFFERS.shrink()
             before = self._budget.level
             level = self._budget.measured(self.own_bytes())
             if level > Level.EASE and runtime.now_s() - trimmed_s >= limits.MEMORY_TRIM_S:

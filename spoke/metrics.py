@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from common import runtime
@@ -27,38 +28,52 @@ if TYPE_CHECKING:
     from spoke.insight.watch import Insight
 
 
+def _nothing_noted() -> None: ...
+
+
 @dataclass(slots=True)
 class Counts:
-    """Plain numbers for the hot path; bytes, seconds or counts as named."""
+    """Plain numbers for the hot path; bytes, seconds or counts as named.
+
+    ``tally`` adds to ``heard_hits`` and ``heard_cache_bytes`` what was noted of hits since: it is called before they are told.
+    """
 
     opens: int = 0
     passthrough_opens: int = 0
-    hits: int = 0
+    heard_hits: int = 0
+    heard_cache_bytes: int = 0
     late: int = 0
     misses: int = 0
-    cache_read_bytes: int = 0
     wan_read_bytes: int = 0
     stall_s: float = 0.0
     stale_reads: int = 0
     fetched_bytes: int = 0
     prefetch_asked_bytes: int = 0
     corrupt_on_wire: int = 0
+    tally: Callable[[], None] = field(default=_nothing_noted, repr=False)
+
+    @property
+    def hits(self) -> int:
+        self.tally()
+        return self.heard_hits
+
+    @property
+    def cache_read_bytes(self) -> int:
+        self.tally()
+        return self.heard_cache_bytes
 
     @property
     def served(self) -> int:
         """Reads at the mount, of any kind."""
         return self.hits + self.late + self.misses
 
-    def read(self, length_bytes: int, result: ReadResult) -> None:
-        if result == "hit":
-            self.hits += 1
-            self.cache_read_bytes += length_bytes
+    def waited(self, length_bytes: int, result: ReadResult) -> None:
+        """A read that was no hit."""
+        self.wan_read_bytes += length_bytes
+        if result == "late":
+            self.late += 1
         else:
-            self.wan_read_bytes += length_bytes
-            if result == "late":
-                self.late += 1
-            else:
-                self.misses += 1
+            self.misses += 1
 
 
 class Measured(Protocol):

@@ -1,6 +1,7 @@
 """``headrace-spoke plan MOUNTPOINT …``: declare what will be read, list the plans a spoke follows, drop one.
 
-``plan MOUNTPOINT --recipe NAME …`` is ``plan MOUNTPOINT recipe NAME …`` written shorter.
+``plan MOUNTPOINT --recipe NAME …`` is ``plan MOUNTPOINT recipe NAME …`` written shorter, ``plan MOUNTPOINT`` alone is
+``plan MOUNTPOINT list``.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ class PlanGroup(TyperGroup):
             if word == _RECIPE or word.startswith(_RECIPE + "="):
                 named = args[position + 1 : position + 2] if word == _RECIPE else [word.partition("=")[2]]
                 rest = args[position + 1 + (word == _RECIPE) :]
-                # The mountpoint comes before; options of the recipe may stand on either side.
+                # The mountpoint comes before, or right after the name; options of the recipe may stand on either side.
                 mountpoint, before = args[: min(position, 1)], args[min(position, 1) : position]
+                if not mountpoint and rest and not rest[0].startswith("-"):
+                    mountpoint, rest = rest[:1], rest[1:]
+                if not mountpoint:
+                    ctx.fail(f"no mountpoint before {_RECIPE}: plan MOUNTPOINT {' '.join([_RECIPE, *named])} …")
                 args = [*mountpoint, "recipe", *named, *before, *rest]
                 break
         return super().parse_args(ctx, args)
@@ -52,12 +57,14 @@ app = typer.Typer(
 )
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def at_mountpoint(
     context: typer.Context,
     mountpoint: Mountpoint,
 ) -> None:
     context.obj = mountpoint
+    if context.invoked_subcommand is None:
+        list_plans(context)
 
 
 @app.command()
@@ -81,12 +88,13 @@ def declare(
     if not said and plan.refusal is None:
         raise UsageError(f"{file}: no line of it names a read")
     typer.echo(f"{said} reads declared as {plan.name}")
-    for note in plan.notes:
+    for note in plan.notes[:-1] if plan.left_out_steps else plan.notes:
         typer.echo(note, err=True)
     if plan.left_out_steps:
         raise HeadraceError(f"{plan.left_out_steps} steps were left out: {plan.notes[-1]}")
     if plan.refusal is not None:
-        raise HeadraceError(f"declared {said} reads, and no more: {plan.refusal}")
+        rest = "; --follow says the rest as they are read" if plan.refused_for_room else ""
+        raise HeadraceError(f"declared {said} reads, and no more: {plan.refusal}{rest}")
 
 
 @app.command("list")
@@ -96,7 +104,7 @@ def list_plans(
 ) -> None:
     """The plans and orders the spoke follows, and what it left out or refused."""
     facts = ask(context.obj, "plans")
-    declared = {plan["name"] for plan in facts["active"]}
+    declared = {f"plan:{plan['name']}" for plan in facts["active"]}
     followed = ask(context.obj, "orders")["orders"]
     facts["orders"] = [order for order in followed if order["name"] not in declared]
     typer.echo(json.dumps(facts, indent=1) if as_json else render(facts))
@@ -145,6 +153,10 @@ class _SocketPlan(hints.Telling):
     def name(self) -> str:
         return str(self._wire_name.decode())
 
+    @property
+    def refused_for_room(self) -> bool:
+        return self._refused_errno == _NO_ROOM_ERRNO
+
     def declare(self, ranges: Iterator[PlannedRange], *, follow: bool) -> int:
         """Returns how many were taken; ``refusal`` says why not more. Raises UsageError for a line that cannot be."""
         said = 0
@@ -163,7 +175,7 @@ class _SocketPlan(hints.Telling):
             said += taken
             del chunk[:taken]
             if chunk and self.refusal is not None:
-                if not (follow and self._refused_errno == _NO_ROOM_ERRNO):
+                if not (follow and self.refused_for_room):
                     return said
                 time.sleep(limits.PROGRESS_INTERVAL_S)
 
@@ -204,7 +216,7 @@ def render(facts: dict[str, Any]) -> str:
     """``plan list`` for people."""
     lines = [
         f"{plan['name']}  {plan['read_steps']} of {plan['kept_steps']} steps read, in {plan['files']} files, "
-        f"last used {plan['idle_s']:.0f} s ago"
+        f"{plan['state']}, last used {plan['idle_s']:.0f} s ago"
         + (f", left out: {_counts(plan['left_out'])}" if any(plan["left_out"].values()) else "")
         for plan in facts["active"]
     ]

@@ -7,6 +7,7 @@ is now; so a plan never leads to a version that nobody can open, and one whose f
 from __future__ import annotations
 
 import errno as errno_codes
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -282,12 +283,14 @@ class Plans:
         self, message: PlanMessage, files: Sequence[FileFacts | None], left_out: Mapping[str, int]
     ) -> None:
         if left_out.get(_PAST_END):
-            sizes = ", ".join(f"{file.path!r} has {file.size_bytes} bytes" for file in files[:3] if file is not None)
+            sizes = ", ".join(
+                f"{os.fsdecode(file.path)!r} has {file.size_bytes} bytes" for file in files[:3] if file is not None
+            )
             raise PlanPastEnd(f"no step of the message lies within its file: {sizes}")
         if left_out.get(_UNKNOWN):
             path = next(path for path, file in zip(message.paths, files, strict=True) if file is None)
             raise PlanUnknown(
-                f"{path[:256]!r} is no file of the dataset (paths are relative to the mount's root); "
+                f"{os.fsdecode(path[:256])!r} is no file of the dataset (paths are relative to the mount's root); "
                 f"{len(message.paths)} paths like it"
             )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from common.log import get_logger
 from spoke.fuse.readahead import KernelReadAhead
+from spoke.prefetch.quiet import Quiet
 from spoke.prefetch.readahead import DEFAULT_KIB, Choice, ReadAheadChooser
 from spoke.reads import Handle
 
@@ -35,12 +36,35 @@ class ReadAhead:
     def opened(self, handle: Handle) -> None:
         handle.fault_bytes = self.kib * 1024
 
+    @property
+    def is_chosen(self) -> bool:
+        """By what is read: READs must be told of."""
+        return self._fixed_kib is None
+
     def read(self, handle: Handle, offset_bytes: int, length_bytes: int) -> None:
         """A READ that reached us."""
         if self._fixed_kib is None and self._chooser.read(
             handle.handle_id, handle.version, offset_bytes, length_bytes, handle.fault_bytes
         ):
             self._set(self._wish)
+
+    def noted(self, quiet: Quiet, end_bytes: int) -> None:
+        """READs that were only noted, up to here: those of the last handle among them, since it came."""
+        length_bytes, reads = end_bytes - quiet.part_bytes, quiet.reads - quiet.part_reads
+        if reads > 0 and self._chooser.read(
+            quiet.handle_id, quiet.seen.version, quiet.part_bytes, length_bytes, quiet.seen.fault_bytes, reads
+        ):
+            self._set(self._wish)
+
+    def handed_over(self, quiet: Quiet, handle: Handle, offset_bytes: int, length_bytes: int) -> None:
+        """A READ that was noted with those of another handle: the kernel reads ahead for each by itself."""
+        if self._fixed_kib is not None:
+            return
+        quiet.reads -= 1  # this one
+        self.noted(quiet, offset_bytes)
+        quiet.reads += 1
+        self.read(handle, offset_bytes, length_bytes)
+        quiet.handle_id, quiet.part_bytes, quiet.part_reads = handle.handle_id, offset_bytes + length_bytes, quiet.reads
 
     @property
     def _wish(self) -> Choice:

@@ -6,9 +6,10 @@ Never a short answer, never two versions mixed: a handle names one version, and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from common import limits
 from common.blocks import BLOCK_BYTES, BlockRange, byte_length, covering, subtract
@@ -24,6 +25,8 @@ from spoke.namespace.tree import Node
 from spoke.prefetch.source import FAULT_BYTES
 
 log = get_logger(__name__)
+
+_NO_TIMEOUT = contextlib.nullcontext()
 
 ReadResult = Literal["hit", "late", "miss"]
 """hit: served without waiting for the hub. late: it was on its way already. miss: it had to be asked for."""
@@ -59,8 +62,7 @@ class ReadObserver(Protocol):
     def gone(self, handle: Handle) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Waited:
+class Waited(NamedTuple):
     """A read that waited for the hub, and the fetches it waited for; times on the daemon's clock. ``error``: how it failed, if it did."""
 
     began_s: float
@@ -99,6 +101,10 @@ class Reads:
         self.names_in_doubt: Callable[[], str] = lambda: ""
         """What a suspicious hub announced; empty when it is believed."""
         self._told_doubt = ""
+        self._grow_long = DueOnce(limits.SLOW_READ_AFTER_S, self.long_waits.grew_long)
+        self._time_out: DueOnce[asyncio.Future[None]] = DueOnce(
+            read_timeout_s, lambda arrival: settle(arrival, TimeoutError())
+        )
         self._store = store
         self._fetcher = fetcher
         self._recent = fetcher.recent
@@ -189,6 +195,11 @@ class Reads:
             self._observer.read(handle, task_id, offset_bytes, length_bytes, "hit")
             start = offset_bytes - piece.offset_bytes
             return piece.data[start : start + length_bytes]
+        landed = self._fetcher.find_landed(handle.version, offset_bytes, length_bytes)
+        if landed is not None:
+            self._store.touch(handle.version, handle.size_bytes, offset_bytes, length_bytes)
+            self._observer.read(handle, task_id, offset_bytes, length_bytes, "hit")
+            return landed
         data = self._store.read_nowait(handle.version, handle.size_bytes, offset_bytes, length_bytes)
         if data is not None:
             self._observer.read(handle, task_id, offset_bytes, length_bytes, "hit")
@@ -242,9 +253,12 @@ class Reads:
         want: Want | None = None
         fetch_bytes = sum(found.block_count for found in missing) * BLOCK_BYTES
         inside_bytes = 0
+        entered = self.admission.enter_now(length_bytes, fetch_bytes)
+        # Most have nothing to wait for but the bytes: one timer for all of them will do.
+        only_bytes = entered and timeout_s == self._read_timeout_s and len(missing) == 1 and missing[0] == blocks
         try:
-            async with asyncio.timeout(timeout_s or None):
-                if not self.admission.enter_now(length_bytes, fetch_bytes):
+            async with _NO_TIMEOUT if only_bytes else asyncio.timeout(timeout_s or None):
+                if not entered:
                     await self.admission.enter(length_bytes, fetch_bytes)
                 inside_bytes = length_bytes
                 want = Want(blocks, offset_bytes, length_bytes, lambda error: settle(arrival, error))
@@ -252,6 +266,8 @@ class Reads:
                 wait.asked(want, "hit" if not want.missing else "late" if late else "miss")
                 await self._fill_from_cache(handle, want, missing, deadline_s)
                 want.release_hold()
+                if only_bytes and timeout_s:
+                    self._time_out.add(arrival)
                 await arrival
             wait.well = True
         except TimeoutError:
@@ -265,6 +281,7 @@ class Reads:
             self._log_failure(handle, offset_bytes, error)
             raise
         finally:
+            self._time_out.drop(arrival)
             if want is not None:
                 self._fetcher.give_up(want)
             if inside_bytes:
@@ -346,6 +363,41 @@ class Reads:
             )
 
 
+_Item = TypeVar("_Item")
+
+
+class DueOnce(Generic[_Item]):
+    """``fire(item)`` once ``after_s`` have passed since ``add``, unless ``drop`` comes first. One timer for all: those of the loop cost
+    as much as all else that is done for a read that is on its way (two of them 10 us)."""
+
+    def __init__(self, after_s: float, fire: Callable[[_Item], object]) -> None:
+        self._after_s = after_s
+        self._fire = fire
+        self._due_s: dict[_Item, float] = {}  # the first to be added is the first due
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, item: _Item) -> None:
+        loop = asyncio.get_running_loop()
+        self._due_s[item] = due_s = loop.time() + self._after_s
+        if self._timer is None:
+            self._timer = loop.call_at(due_s, self._look)
+
+    def drop(self, item: _Item) -> None:
+        """Nothing if it is not there, or was fired. The timer is left: it finds the next one, or none."""
+        self._due_s.pop(item, None)
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        while self._due_s:
+            item, due_s = next(iter(self._due_s.items()))
+            if due_s > loop.time():
+                self._timer = loop.call_at(due_s, self._look)
+                return
+            del self._due_s[item]
+            self._fire(item)
+
+
 class _Wait:
     """One read that may have to wait for the hub, and all who keep account of it: from its making to ``end``."""
 
@@ -363,9 +415,7 @@ class _Wait:
         self._token = 0
         reads.waiting += 1
         self._long = reads.long_waits.begin(handle.path, offset_bytes)
-        self._grows_long = asyncio.get_running_loop().call_later(
-            limits.SLOW_READ_AFTER_S, reads.long_waits.grew_long, self._long
-        )
+        reads._grow_long.add(self._long)
 
     def asked(self, want: Want, result: ReadResult) -> None:
         reads = self._reads
@@ -381,7 +431,7 @@ class _Wait:
 
     def end(self) -> None:
         reads = self._reads
-        self._grows_long.cancel()
+        reads._grow_long.drop(self._long)
         reads.long_waits.ended(self._long, well=self.well)
         reads.waiting -= 1
         ended_s = reads._clock()

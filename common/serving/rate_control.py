@@ -4,8 +4,8 @@ Pure: observations with their time go in, a rate comes out. TCP alone keeps a qu
 trip of it, loss-based ones all the buffer there is), and every demand read waits in it. Here the sum of a spoke's
 connections is looked at once a round trip: while the queue stands, what is delivered *is* what the path carries, and a
 little less is sent until it has drained; while none stands, a little more is tried, and more again after each calm
-round. Loss says nothing: it may be random. A queue that does not drain whatever we do is somebody else's: then TCP
-competes by itself for a while.
+round that brought it. A start is held to a multiple of what it brings. Loss says nothing: it may be random. A queue that
+does not drain whatever we do is somebody else's: then TCP competes by itself for a while.
 """
 
 from __future__ import annotations
@@ -26,16 +26,42 @@ takes this many bytes; less is how busy machines acknowledge."""
 DRAIN_MIN, DRAIN_MAX = 0.02, 0.4
 """How far below the path's rate while a queue drains."""
 
+HOLD_ROUNDS = 3
 GROWTH_FIRST, GROWTH_MAX = 0.02, 0.25
-CALM_ROUNDS = 3
-"""Without a queue: so much above what was delivered; after so many rounds that our rate was what held it back, twice as much each."""
+CALM_ROUNDS = 6
+"""Without a queue, and while our rate is what holds it back: so many rounds as it is, then all that was delivered, then so much
+above it; after so many rounds twice as much each."""
 
 PATIENT_ROUNDS = 3
 FORGET_SLOWLY, FORGET_FAST = 0.125, 0.5
-"""How much a round with a queue weighs against what was believed of the path: little at first, more when the queue stays."""
+LUMP_SHARE = 0.8
+"""How much a round with a queue weighs against what was believed of the path: all of it the first time, a half the second (a
+round of a start shows up to an eighth more than there is), then little; more when the queue stays. A round that brought less than this
+share of what was believed is more likely a busy machine at either end: little at once, and what was known from before is not new."""
 
-RESUME_SHARE = 0.99
-"""Of what the path is believed to carry: where to go on once a queue has gone."""
+RESUME_SHARE = 0.97
+"""Of what the path is believed to carry: where to go on once a queue has gone, so that the rest of it goes too."""
+
+KEPT_UP, KEPT_UP_QUEUE_S = 0.98, 0.0015
+"""A round that brought less than this part of what was let go the round before, and in which a queue begins: the path is full, though
+none stands yet. Without the queue it is a busy machine: taken for a full path, a rate that was half of it took 5 s to rise, not 2."""
+
+SURPLUS = 1.02
+"""A round is believed to have brought at most so many times what we let go: the rest are late acknowledgements of the one before."""
+
+START_BYTES = 5e6
+START_DOUBLING_ROUND_TRIPS = 2.0
+START_SEEN = 1.4
+START_MAX_RTT_S = 0.1
+"""Before a first queue was seen: so many bytes a round trip, doubling in so many round trips, at most so many times what was
+delivered. News of a full path is a round trip and a look old: a dozen connections that double by themselves each round trip send three
+times what it carries by then, fill the buffer and lose packets. Not on longer paths, where it would take too long."""
+
+START_SPAN_S = 0.05
+"""What is delivered while starting is measured over so much at least: acknowledgements come in lumps."""
+
+START_QUEUE_S = 0.003
+"""Of queue: a start goes no faster until it has gone."""
 
 STANDING_ROUNDS = 10
 """A queue that stands so long while we drain it, and is still half of what it was at most, is not ours."""
@@ -51,10 +77,21 @@ RATE_MIN_BYTES_PER_S = 2e6
 class RateController:
     """``rate_bytes_per_s`` None: TCP decides, because no queue was seen yet, or because it competes."""
 
-    def __init__(self) -> None:
-        self.rate_bytes_per_s: float | None = None
-        self.path_bytes_per_s = 0.0
+    def __init__(self, known_bytes_per_s: float = 0.0) -> None:
+        """``known_bytes_per_s``: what the path carried some time ago, 0 when that is not known."""
+        self.rate_bytes_per_s: float | None = known_bytes_per_s * RESUME_SHARE if known_bytes_per_s else None
+        self.path_bytes_per_s = known_bytes_per_s
         """What the path carries for this spoke, as far as it was seen."""
+        self.start_bytes_per_s: float | None = None
+        """How fast to send while no queue was seen yet; None: TCP decides."""
+        self._starting = self.rate_bytes_per_s is None
+        self._looked_s = -math.inf
+        self._span_from_s = -math.inf
+        self._span_from_bytes = 0
+        self._seen_most_bytes_per_s = 0.0
+        self._queue_rounds = int(1 / FORGET_SLOWLY) if known_bytes_per_s else 0
+        self._round_rate_bytes_per_s, self._rate_before_bytes_per_s = 0.0, 0.0
+        """In force when this round began, and the one before it."""
         self.queue_s = 0.0
         """The least queue of the last round."""
         self._round_from_s = -math.inf
@@ -69,6 +106,11 @@ class RateController:
         self._yields_from_s = -math.inf
 
     @property
+    def pace_bytes_per_s(self) -> float | None:
+        """The rate to send at, learned or of the start; None: TCP decides."""
+        return self.rate_bytes_per_s if self.rate_bytes_per_s is not None else self.start_bytes_per_s
+
+    @property
     def drains(self) -> bool:
         """A queue stands that is to go."""
         return self._standing_rounds > 0
@@ -80,6 +122,7 @@ class RateController:
         the least of long; ``busy``: there was more to send than was let go. Nothing to send teaches nothing.
         """
         queue_s = max(0.0, rtt_s - min_rtt_s)
+        self._begin_slowly(now_s, delivered_bytes, queue_s, min_rtt_s)
         self._round_queue_s = min(self._round_queue_s, queue_s)
         self._round_busy = self._round_busy and busy
         elapsed_s = now_s - self._round_from_s
@@ -93,7 +136,26 @@ class RateController:
         if elapsed_s < 4 * max(ROUND_MIN_S, min_rtt_s):  # else we were not asked for long: only begin anew
             self._end_round(now_s, (delivered_bytes - self._round_from_bytes) / elapsed_s, min_rtt_s)
         self._round_from_s, self._round_from_bytes = now_s, delivered_bytes
+        self._rate_before_bytes_per_s = self._round_rate_bytes_per_s
+        self._round_rate_bytes_per_s = self.rate_bytes_per_s or 0.0
         self._round_queue_s, self._round_busy = math.inf, busy
+
+    def _begin_slowly(self, now_s: float, delivered_bytes: int, queue_s: float, min_rtt_s: float) -> None:
+        elapsed_s, self._looked_s = now_s - self._looked_s, now_s
+        if not self._starting or not NEAR_RTT_S <= min_rtt_s <= START_MAX_RTT_S:
+            self.start_bytes_per_s = None
+            return
+        span_s = now_s - self._span_from_s
+        if span_s >= START_SPAN_S:
+            seen_bytes_per_s = (delivered_bytes - self._span_from_bytes) / span_s
+            self._seen_most_bytes_per_s = max(self._seen_most_bytes_per_s, seen_bytes_per_s)
+            self._span_from_s, self._span_from_bytes = now_s, delivered_bytes
+        least_bytes_per_s = START_BYTES / min_rtt_s
+        most_bytes_per_s = max(least_bytes_per_s, START_SEEN * self._seen_most_bytes_per_s)
+        start = self.start_bytes_per_s or least_bytes_per_s
+        if queue_s <= START_QUEUE_S and elapsed_s < 1.0:
+            start *= 2.0 ** (elapsed_s / (START_DOUBLING_ROUND_TRIPS * min_rtt_s))
+        self.start_bytes_per_s = min(start, most_bytes_per_s)
 
     def _end_round(self, now_s: float, seen_bytes_per_s: float, min_rtt_s: float) -> None:
         self.queue_s = self._round_queue_s
@@ -123,7 +185,11 @@ class RateController:
         # While a queue stands the path is busy all the time: this is its rate, whatever we believed. But a moment's queue
         # is also what a busy machine at either end looks like: only one that stays makes us forget what we knew.
         believed = self.path_bytes_per_s
-        weight = 1.0 if first else FORGET_FAST if self._standing_rounds > PATIENT_ROUNDS else FORGET_SLOWLY
+        self._queue_rounds += 1
+        weight = FORGET_FAST if self._standing_rounds > PATIENT_ROUNDS else FORGET_SLOWLY
+        if seen_bytes_per_s >= LUMP_SHARE * believed:
+            weight = max(weight, 1.0 / self._queue_rounds)
+        weight = 1.0 if first else weight
         self.path_bytes_per_s = believed + (seen_bytes_per_s - believed) * weight
         share = min(max(DRAIN_MIN, (self.queue_s - allowed_s / 2) / (1.5 * round_s)), DRAIN_MAX)
         self._use(min(self.path_bytes_per_s, max(seen_bytes_per_s, believed / 2)) * (1 - share))
@@ -136,7 +202,8 @@ class RateController:
         rate = self.rate_bytes_per_s
         believed = self.path_bytes_per_s
         # A lump of late acknowledgements can show more than the path has; the next rounds will tell.
-        self.path_bytes_per_s = max(believed, seen_bytes_per_s if rate is None else min(seen_bytes_per_s, 1.5 * rate))
+        brought = seen_bytes_per_s if rate is None else min(seen_bytes_per_s, SURPLUS * rate)
+        self.path_bytes_per_s = max(believed, brought)
         if rate is None:
             return
         if resumes:
@@ -146,9 +213,18 @@ class RateController:
             self._calm_rounds = 0  # something else holds us back: no reason to try more
             return
         self._calm_rounds += 1
+        kept_up = seen_bytes_per_s >= KEPT_UP * min(rate, self._rate_before_bytes_per_s)
+        if not kept_up and self.queue_s > KEPT_UP_QUEUE_S:
+            if rate > self.path_bytes_per_s:
+                self._calm_rounds = 0
+                self._use(self.path_bytes_per_s * RESUME_SHARE)
+            return
+        if self._calm_rounds <= HOLD_ROUNDS:
+            return
         doublings = max(0, self._calm_rounds - CALM_ROUNDS)
         growth = min(GROWTH_FIRST * 2.0 ** min(doublings, 10), GROWTH_MAX)
-        self._use(max(rate, self.path_bytes_per_s * (1 + growth)))
+        more = 1 + growth if self._calm_rounds > HOLD_ROUNDS + 1 else 1.0
+        self._use(max(rate, self.path_bytes_per_s * more))
 
     def _let_tcp_compete(self, now_s: float, round_s: float) -> None:
         self._yields_from_s = now_s
@@ -158,6 +234,7 @@ class RateController:
         self.rate_bytes_per_s = None
 
     def _use(self, rate_bytes_per_s: float) -> None:
+        self._starting = False
         self.rate_bytes_per_s = max(rate_bytes_per_s, RATE_MIN_BYTES_PER_S)
 
 

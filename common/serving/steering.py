@@ -17,7 +17,7 @@ from typing import Protocol
 from common import limits
 from common.log import get_logger
 from common.serving.packing_choice import PackingChoice
-from common.serving.rate_control import RateController
+from common.serving.rate_control import NEAR_RTT_S, RateController
 from common.serving.scheduler import Scheduler
 from common.tcp import PathFacts
 
@@ -31,6 +31,9 @@ BUSY_BYTES = 1024 * 1024
 
 LINK_SHARE = 1.2
 """One connection may send at so many times its even share: what was handed to the sockets before also leaves at our pace."""
+
+START_LINK_SHARE = 4.0
+"""The same before a first queue was seen: only some have much to send, and the scheduler's pace holds for all together."""
 
 SPOKE_SHARE, DRAIN_SPOKE_SHARE = 2.0, 1.1
 """Where several spokes wait behind one address, the connections of one may carry so many times its even share: not each of the
@@ -64,8 +67,8 @@ class _Spoke:
 
 
 class _Path:
-    def __init__(self) -> None:
-        self.controller = RateController()
+    def __init__(self, known_bytes_per_s: float) -> None:
+        self.controller = RateController(known_bytes_per_s)
         self.spokes: dict[bytes, _Spoke] = {}
         self.active_spokes = 1.0
         self.delivered_bytes = 0
@@ -98,10 +101,15 @@ class Steering:
         self._address_of: dict[bytes, str] = {}
         self._packing: OrderedDict[tuple[str, bool], PackingChoice] = OrderedDict()
         """By address and whether it is far. They outlive their spokes: who mounts again finds what was learned."""
+        self._known: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """What a far path carried, bytes per second, and when its last connection went: whoever comes back starts there."""
 
     def joined(self, address: str, spoke_id: bytes, link: SteeredLink) -> None:
         """``address``: of the peer, without port. The first link's holds for the spoke, as in the scheduler."""
-        path = self._paths.setdefault(self._address_of.setdefault(spoke_id, address), _Path())
+        address = self._address_of.setdefault(spoke_id, address)
+        path = self._paths.get(address)
+        if path is None:
+            path = self._paths[address] = _Path(self._recall(address))
         spoke = path.spokes.setdefault(spoke_id, _Spoke())
         spoke.links[link] = 0
         if spoke.link_rate_bytes_per_s is not None:
@@ -118,6 +126,19 @@ class Steering:
             del path.spokes[spoke_id], self._address_of[spoke_id]
         if not path.spokes:
             del self._paths[address]
+            self._remember(address, path)
+
+    def _remember(self, address: str, path: _Path) -> None:
+        controller = path.controller
+        if controller.rate_bytes_per_s is not None and path.min_rtt_s >= NEAR_RTT_S:
+            self._known[address] = controller.path_bytes_per_s, self._clock()
+            self._known.move_to_end(address)
+            if len(self._known) > limits.PATHS_KNOWN_MAX:
+                self._known.popitem(last=False)
+
+    def _recall(self, address: str) -> float:
+        known_bytes_per_s, at_s = self._known.get(address, (0.0, -math.inf))
+        return known_bytes_per_s if self._clock() - at_s <= limits.PATHS_KNOWN_S else 0.0
 
     def controller(self, address: str) -> RateController | None:
         """What is known of the path to this address."""
@@ -176,7 +197,7 @@ class Steering:
         controller.observe(
             now_s, delivered_bytes=path.delivered_bytes, rtt_s=path.rtt_s, min_rtt_s=path.min_rtt_s, busy=busy
         )
-        self._scheduler.pace_path(now_s, address, controller.rate_bytes_per_s)
+        self._scheduler.pace_path(now_s, address, controller.pace_bytes_per_s)
         self._limit_links(path)
         if controller.rate_bytes_per_s is not None and now_s - path.renewed_s >= RENEW_EVERY_S:
             path.renewed_s = now_s
@@ -217,9 +238,11 @@ class Steering:
     def _limit_links(self, path: _Path) -> None:
         """A connection's bound, by its spoke's part: who has many connections gets no more through them than who has few."""
         controller = path.controller
-        rate = controller.rate_bytes_per_s
+        rate = controller.pace_bytes_per_s
         part = min(1.0, (DRAIN_SPOKE_SHARE if controller.drains else SPOKE_SHARE) / path.active_spokes)
-        share = 1.0 if controller.drains else LINK_SHARE
+        share = LINK_SHARE if controller.rate_bytes_per_s is not None else START_LINK_SHARE
+        if controller.drains:
+            share = 1.0
         for spoke in path.spokes.values():
             wanted = rate * part * min(1.0, share / spoke.active_links) if rate is not None else None
             if self._socket_rate_bytes_per_s is not None:

@@ -306,7 +306,7 @@ class Connection:
             return head
         return bytes(packed_map) if header.payload_bytes else decode(header, packed_map, b"")
 
-    def complete(self, header: FrameHeader, head: _Head, payload: bytearray) -> None:
+    def complete(self, header: FrameHeader, head: _Head, payload: bytearray | memoryview) -> None:
         if isinstance(head, DataHead):
             # CANCEL may have been sent while the payload was on its way.
             if self._wants_answer(header):

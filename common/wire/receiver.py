@@ -26,7 +26,7 @@ class FrameOwner(Protocol[_Head]):
     def head(self, header: FrameHeader, packed_map: memoryview) -> _Head:
         """The map is here (valid during the call only); the payload has no memory yet."""
 
-    def complete(self, header: FrameHeader, head: _Head, payload: bytearray) -> None:
+    def complete(self, header: FrameHeader, head: _Head, payload: bytearray | memoryview) -> None:
         """The frame is whole; ``payload`` (maybe empty) belongs to the owner."""
 
 
@@ -39,7 +39,7 @@ class Receiver(Generic[_Head]):
         self._header: FrameHeader | None = None
         self._head: _Head | None = None
         self._skip_bytes = 0
-        self._payload = bytearray()
+        self._payload: bytearray | memoryview = bytearray()
         self._payload_view: memoryview | None = None  # set while a payload is being filled
         self._filled = 0
 

@@ -225,22 +225,27 @@ class HubClient:
             self._send_read(link, request)
 
     def _choose_link(self, request: Request) -> Link | None:
-        """Demand: the control link unless a bulk link is much freer. Prefetch: the freest bulk link with room."""
+        """Demand: the control link as long as hardly anything waits there, else whichever brings it first.
+        Prefetch: the bulk link with room that brings it first."""
         control = self.links.control
-        if request.priority is Priority.DEMAND and control is not None and not control.requests:
-            return control
+        if request.priority is Priority.DEMAND and control is not None:
+            most_bytes = limits.CONTROL_DEMAND_BYTES if control.requests else limits.CONTROL_ALONE_BYTES
+            if control.outstanding_bytes + _byte_count(request) <= most_bytes:
+                return control
         open_links = [link for link in self.links.up if len(link.requests) < limits.REQUESTS_MAX_OUTSTANDING]
         if not open_links:
             return None
         if request.patient and request.priority is Priority.DEMAND:
-            freest = min(open_links, key=lambda link: link.outstanding_bytes)
+            freest = min(open_links, key=_wait_of)
             most_bytes = sizing.enough_in_flight_bytes(self.links.rtt_s, self.links.rate_bytes_per_s, len(open_links))
             return freest if freest.outstanding_bytes < most_bytes else None
-        if request.priority is Priority.DEMAND:
-            return min(open_links, key=lambda link: (link.outstanding_bytes, link.role != "control"))
         bulk = [link for link in open_links if link.role == "bulk"] or open_links
+        if request.priority is Priority.DEMAND:
+            if _byte_count(request) <= limits.SMALL_DEMAND_BYTES:
+                return min(open_links, key=lambda link: link.outstanding_bytes)
+            return min(bulk, key=_wait_of)
         roomy = [link for link in bulk if link.outstanding_bytes < sizing.most_outstanding_bytes(link.received_bytes)]
-        return min(roomy, key=lambda link: link.outstanding_bytes, default=None)
+        return min(roomy, key=_wait_of, default=None)
 
     def _send_read(self, link: Link, request: Request) -> None:
         request.link = link
@@ -357,6 +362,10 @@ class HubClient:
             else:
                 self._fail(request, error)
         self._dispatch()
+
+
+def _wait_of(link: Link) -> float:
+    return sizing.wait_of(link.outstanding_bytes, link.received_bytes)
 
 
 def _byte_count(request: Request) -> int:

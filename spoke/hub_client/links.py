@@ -21,7 +21,7 @@ from common.errors import (
     from_wire,
 )
 from common.log import get_logger
-from common.tcp import tune, wake_at
+from common.tcp import open_window, tune, wake_at
 from common.tls_transport import TLS_HELD_BACK_BYTES, Tls
 from common.units import format_address
 from common.wire.connection import Closed, Connection, Role
@@ -212,7 +212,9 @@ class Link(asyncio.BufferedProtocol):
             return
         # What is written leaves at once, and not after all else that this step of the loop does: a reader waits for it.
         self._transport.set_write_buffer_limits(high=0)
-        tune(self._transport.get_extra_info("socket"))
+        sock = self._transport.get_extra_info("socket")
+        tune(sock)
+        open_window(sock, limits.LINK_WINDOW_BYTES)
         self.dialled_s = self._clock()
         assert self._greeting is not None
         self.send(self._greeting.hello)

@@ -164,6 +164,9 @@ class Flights:
         for flights in list(self._by_extent.values()):
             yield from list(flights)
 
+    def of_extent(self, version: bytes, extent_index: int) -> Sequence[Flight]:
+        return self._by_extent.get((version, extent_index), ())
+
     def plan(self, version: bytes, blocks: BlockRange) -> tuple[list[Flight], list[BlockRange]]:
         """What covers ``blocks``: the flights to join, and the gaps to ask for (cut at extents)."""
         joined: list[Flight] = []

@@ -48,6 +48,12 @@ def most_outstanding_bytes(received_bytes: int) -> int:
     return min(grown_bytes, limits.LINK_MAX_OUTSTANDING_BYTES)
 
 
+def wait_of(outstanding_bytes: int, received_bytes: int) -> float:
+    """What waits on a connection, measured by what it has brought: while connections start, some move eight times what others do.
+    Whoever has brought LINK_GROWN_BYTES counts as grown, and only what waits there is compared."""
+    return outstanding_bytes / min(limits.LINK_YOUNG_BYTES + received_bytes, limits.LINK_GROWN_BYTES)
+
+
 def enough_in_flight_bytes(rtt_s: float | None, rate_bytes_per_s: float, links: int) -> int:
     """A connection's part of twice what the path holds: its sender never waits for us, and hardly anything waits for it."""
     return max(limits.LINK_YOUNG_BYTES, int(2 * (rtt_s or 0.0) * rate_bytes_per_s / max(1, links)))

@@ -7,7 +7,6 @@ room, came after at least a round trip, perhaps after another try, and was then 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from spoke.insight.history import GONE, Note, What
@@ -35,8 +34,7 @@ class Fetch(NamedTuple):
     first_block: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlowRead:
+class SlowRead(NamedTuple):
     """One read that waited. ``before``: what was noted of its extent before it came. ``rtt_s`` None: not measured then."""
 
     path: bytes

@@ -40,7 +40,7 @@ class Table(Generic[K]):
         self.others_s = 0.0
         self.others = 0
 
-    def add(self, key: K, from_s: float, to_s: float, waits: int) -> None:
+    def add(self, key: K, from_s: float, to_s: float, stall_s: float, waits: int) -> None:
         row = self.rows.get(key)
         if row is None:
             if len(self.rows) >= self._most:
@@ -48,7 +48,7 @@ class Table(Generic[K]):
                 self.others_s += self.rows.pop(least).stall_s
                 self.others += 1
             row = self.rows[key] = Row()
-        row.stall_s += to_s - from_s
+        row.stall_s += stall_s
         row.waits += waits
         row.coverage.add(from_s, to_s)
 
@@ -80,7 +80,8 @@ class Stalls:
         self._since_s = now_s
         self._waits: dict[int, _Wait] = {}
         self._next_token = 1
-        self._pending: dict[int, list[tuple[bytes, float, float, int]]] = {}
+        self._ended: list[tuple[int, bytes, float, float, int]] = []
+        self._pending: dict[int, list[tuple[bytes, float, float, float, int]]] = {}
         self._pending_count = 0
         self._all = Row()
         self._processes: Table[Process] = Table(limits.STALL_ROWS_MAX)
@@ -103,12 +104,15 @@ class Stalls:
     def ended(self, now_s: float, token: int) -> None:
         wait = self._waits.pop(token, None)
         if wait is not None:
-            self._credit(wait.task_id, wait.path, wait.since_s, now_s, wait.fresh)
+            self._ended.append((wait.task_id, wait.path, wait.since_s, now_s, wait.fresh))
+            if len(self._ended) >= limits.STALL_BATCH_WAITS:
+                self._count()
 
     def tick(self, now_s: float) -> None:
-        """Credit what the waits under way have cost so far. Call it before looking, and now and then."""
+        """Credit what waits have cost, those under way too. Call it before looking, and now and then."""
+        self._count()
         for wait in self._waits.values():
-            self._credit(wait.task_id, wait.path, wait.since_s, now_s, wait.fresh)
+            self._credit(wait.task_id, wait.path, wait.since_s, now_s, now_s - wait.since_s, wait.fresh)
             wait.since_s, wait.fresh = now_s, 0
         if self._pending_count > limits.STALL_PENDING_MAX:
             for task_id in list(self._pending):
@@ -117,9 +121,9 @@ class Stalls:
     def known(self, task_id: int) -> None:
         """It is known by now who this is, or that it cannot be."""
         process = self._process_of(task_id) or UNKNOWN
-        for path, from_s, to_s, waits in self._pending.pop(task_id, ()):
+        for path, from_s, to_s, stall_s, waits in self._pending.pop(task_id, ()):
             self._pending_count -= 1
-            self._apply(process, path, from_s, to_s, waits)
+            self._apply(process, path, from_s, to_s, stall_s, waits)
 
     def unknown_tasks(self) -> list[int]:
         """Threads whose waits still stand apart, because nobody has said who they are."""
@@ -127,38 +131,68 @@ class Stalls:
 
     def rank(self, pid: int, rank: int) -> None:
         """A process said its rank; its children's waits are that rank's too, unless their environment says another."""
+        self._count()  # what ended before was not that rank's
         if self._ranks.pop(pid, None) is None and len(self._ranks) >= limits.STALL_ROWS_MAX:
             del self._ranks[next(iter(self._ranks))]
         self._ranks[pid] = rank
 
-    def _credit(self, task_id: int, path: bytes, from_s: float, to_s: float, waits: int) -> None:
-        self._all.stall_s += to_s - from_s
+    def _count(self) -> None:
+        """Credit the waits that have ended. One readahead is several READs of one thread, which wait in each other's time:
+        credited together they cost a fifth."""
+        ended, self._ended = self._ended, []
+        apart: dict[tuple[int, bytes], list[tuple[float, float, int]]] = {}
+        for task_id, path, from_s, to_s, waits in ended:
+            apart.setdefault((task_id, path), []).append((from_s, to_s, waits))
+        for (task_id, path), waited in apart.items():
+            for span in self._joined(waited):
+                self._credit(task_id, path, *span)
+
+    def _joined(self, waited: list[tuple[float, float, int]]) -> Iterator[tuple[float, float, float, int]]:
+        """(from, to, stall, waits): those that touch each other within one minute are one."""
+        waited.sort()
+        low_s, high_s, waits = waited[0]
+        stall_s = high_s - low_s
+        for from_s, to_s, more in waited[1:]:
+            end_s = max(high_s, to_s)
+            if from_s <= high_s and self._minute_of(low_s) == self._minute_of(end_s):
+                high_s, stall_s, waits = end_s, stall_s + to_s - from_s, waits + more
+            else:
+                yield low_s, high_s, stall_s, waits
+                low_s, high_s, stall_s, waits = from_s, to_s, to_s - from_s, more
+        yield low_s, high_s, stall_s, waits
+
+    def _minute_of(self, at_s: float) -> int:
+        return int((at_s - self._since_s) // _MINUTE_S)
+
+    def _credit(self, task_id: int, path: bytes, from_s: float, to_s: float, stall_s: float, waits: int) -> None:
+        self._all.stall_s += stall_s
         self._all.waits += waits
         self._all.coverage.add(from_s, to_s)
         process = self._process_of(task_id)
         if process is not None:
-            self._apply(process, path, from_s, to_s, waits)
+            self._apply(process, path, from_s, to_s, stall_s, waits)
         else:
-            self._pending.setdefault(task_id, []).append((path, from_s, to_s, waits))
+            self._pending.setdefault(task_id, []).append((path, from_s, to_s, stall_s, waits))
             self._pending_count += 1
 
-    def _apply(self, process: Process, path: bytes, from_s: float, to_s: float, waits: int) -> None:
+    def _apply(self, process: Process, path: bytes, from_s: float, to_s: float, stall_s: float, waits: int) -> None:
         who = self.who(process)
-        self._processes.add(process, from_s, to_s, waits)
-        self._groups.add(process.group_label, from_s, to_s, waits)
-        self._files.add(path, from_s, to_s, waits)
-        self._who.add(who, from_s, to_s, waits)
+        self._processes.add(process, from_s, to_s, stall_s, waits)
+        self._groups.add(process.group_label, from_s, to_s, stall_s, waits)
+        self._files.add(path, from_s, to_s, stall_s, waits)
+        self._who.add(who, from_s, to_s, stall_s, waits)
         rank = self.rank_of(process)
         if rank is not None:
-            self._by_rank.add(rank, from_s, to_s, waits)
+            self._by_rank.add(rank, from_s, to_s, stall_s, waits)
         while from_s < to_s:
-            number = int((from_s - self._since_s) // _MINUTE_S)
+            number = self._minute_of(from_s)
             end_s = max(min(to_s, self._since_s + (number + 1) * _MINUTE_S), from_s + 1e-6)
             minute = self._minute(number)
+            in_it_s = stall_s if end_s >= to_s else end_s - from_s  # only what is of one minute was joined
             if minute is not None:
-                minute.who.add(who, from_s, end_s, waits)
-                minute.pairs.add((who, path), from_s, end_s, waits)
-            from_s, waits = end_s, 0
+                minute.who.add(who, from_s, end_s, in_it_s, waits)
+                minute.pairs.add((who, path), from_s, end_s, in_it_s, waits)
+            from_s, stall_s, waits = end_s, stall_s - in_it_s, 0
 
     def _minute(self, number: int) -> _Minute | None:
         """None: too long ago."""
@@ -171,10 +205,12 @@ class Stalls:
     @property
     def lost_s(self) -> float:
         """Time in which at least one reader waited, since the start; up to the last :meth:`tick`."""
+        self._count()
         return self._all.lost_s
 
     def lost_by_rank(self) -> dict[tuple[str, ...], float]:
         """As :attr:`lost_s`, of each rank that is known; for metrics, so of STALL_RANKS_MAX at most."""
+        self._count()
         return {(str(rank),): row.lost_s for rank, row in self._by_rank.rows.items()}
 
     # --- answers -----------------------------------------------------------------------------------------
@@ -191,6 +227,7 @@ class Stalls:
 
     def lost_between(self, who: str, from_s: float, to_s: float) -> float:
         """Seconds between two moments in which a reader of ``who`` waited; the last 64 stretches of waiting are known."""
+        self._count()
         row = self._who.rows.get(who)
         return row.coverage.within(from_s, to_s) if row is not None else 0.0
 

@@ -399,8 +399,13 @@ def _touches(slow: SlowRead, extent: int) -> bool:
 
 def _last_fetch(flights: Iterable[Flight]) -> Fetch | None:
     """The one that ended last, or that has not ended."""
-    last = max(flights, key=lambda flight: float("inf") if flight.unlanded() else flight.landed_s, default=None)
+    last: Flight | None = None
+    latest_s = landed_s = 0.0
+    for flight in flights:
+        flight_landed_s = 0.0 if flight.unlanded() else flight.landed_s
+        ended_s = flight_landed_s or float("inf")
+        if last is None or ended_s > latest_s:
+            last, latest_s, landed_s = flight, ended_s, flight_landed_s
     if last is None:
         return None
-    landed_s = 0.0 if last.unlanded() else last.landed_s
     return Fetch(last.asked_s, last.sent_s, landed_s, last.prefetched, last.tries, last.sends, last.blocks.first_block)

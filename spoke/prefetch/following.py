@@ -40,6 +40,8 @@ class Following:
         self._recordings: dict[str, Follower] = {}
         self._ids: dict[str, int] = {}
         self._last_id = 0
+        self.may_have_plans = False
+        """What is asked before ``has_plans``, after each read and arrival: most are no news here."""
         self._used_lately: dict[tuple[bytes, BlockRange], None] = {}
 
     def add(self, now_s: float, order: Order) -> None:
@@ -51,6 +53,7 @@ class Following:
             raise PlanTooLong(f"{len(self._followers)} orders are followed, which is the limit: drop one first")
         follower = self._followers[order.name] = Follower(order, self._ledger.unread_bytes, self._note_used)
         self._take_id(order.name)
+        self.may_have_plans = True
         follower.start(now_s, self._start_bytes(order))
 
     def _start_bytes(self, order: Order) -> int:
@@ -72,6 +75,7 @@ class Following:
     def grew(self, now_s: float, name: str) -> None:
         follower = self._followers.get(name)
         if follower is not None:
+            self.may_have_plans = True
             follower.grew(now_s, self._start_bytes(follower.order))
 
     def drop(self, name: str) -> bool:
@@ -130,19 +134,19 @@ class Following:
     @property
     def is_active(self) -> bool:
         """Orders are followed; what is only being recorded does not count before somebody reads it again."""
-        return bool(self._followers) or any(follower.is_at_work for follower in self._recordings.values())
-
-    @property
-    def may_know(self) -> bool:
-        """A read may be one that is known."""
-        return bool(self._followers or self._recordings)
+        if self._followers:
+            return True
+        for follower in self._recordings.values():  # noqa: SIM110 - asked after each read, and half as dear as any()
+            if follower.is_at_work:
+                return True
+        return False
 
     @property
     def has_plans(self) -> bool:
-        for follower in self._followers.values():
-            if follower.has_plans:
-                return True
-        return bool(self._recordings) and any(follower.has_plans for follower in self._recordings.values())
+        if not self.may_have_plans:
+            return False
+        self.may_have_plans = any(follower.has_plans for follower in self._all())
+        return self.may_have_plans
 
     @property
     def active_count(self) -> int:
@@ -165,6 +169,7 @@ class Following:
 
     def read(self, now_s: float, seen: ReadSeen, *, other_streams: int) -> int | None:
         """None: no order explains it. Else the offset up to which further reads change nothing (or 0)."""
+        self.may_have_plans = True
         places = self.active_count
         # What is known comes before what is guessed: however many streams there are, orders have half of all windows.
         share_bytes = self._windows_max_bytes // min(places + other_streams + 1, 2 * (places or 1))
@@ -192,9 +197,25 @@ class Following:
                 explained = found if explained is None else min(explained, found)
         return explained
 
+    def may_explain(self, version: bytes, offset_bytes: int) -> bool:
+        """Whether a READ here is news for :meth:`read`; if not, nothing is foretold either.
+
+        An order is followed, or somebody reads again what is being recorded, or does so with this READ: one that goes where no step
+        begins leads nowhere.
+        """
+        if self._followers:
+            return True
+        for follower in self._recordings.values():
+            recording = follower.order
+            if follower.share or follower.is_at_work or not isinstance(recording, Recording):
+                return True
+            if recording.begins_at(version, offset_bytes):
+                return True
+        return False
+
     def covers(self, version: bytes) -> bool:
         """What is read of this file is known; nobody need guess."""
-        return any(follower.covers(version) for follower in self._all())
+        return self.is_active and any(follower.covers(version) for follower in self._all())
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """Each order gets an equal part of the budget; what one leaves goes to the next."""

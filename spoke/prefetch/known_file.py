@@ -59,7 +59,9 @@ def window_end(file: KnownFile, next_block: int, window_bytes: int) -> int:
 
 def piece_blocks(window_bytes: int) -> int:
     """What is planned at a time in a window of this size, in whole extents: in a large one several, so that most READs plan nothing."""
-    return EXTENT_BLOCKS * max(1, min(_PIECE_MAX_EXTENTS, window_bytes // _WINDOW_PIECES // EXTENT_BYTES))
+    if window_bytes < 2 * _WINDOW_PIECES * EXTENT_BYTES:
+        return EXTENT_BLOCKS
+    return EXTENT_BLOCKS * min(_PIECE_MAX_EXTENTS, window_bytes // _WINDOW_PIECES // EXTENT_BYTES)
 
 
 def first_bytes(file: KnownFile) -> int:

@@ -7,7 +7,7 @@ is told apart by task: several read in one file at once.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 from common import limits
 
@@ -16,6 +16,9 @@ _FEWEST, _FEWEST_MOST = 24, 256
 
 _ALIKE = 1.25
 """So much longer than the shortest in the row may one be."""
+
+_BESIDE_LATEST, _BESIDE_MEMORY, _BESIDE_SHARE = 16, 16, 0.25
+"""Where a quarter of the last pieces, about, began at the end of one of the 16 before, readers go abreast, which `abreast` knows better."""
 
 _KINDS_MAX = 256
 
@@ -36,11 +39,23 @@ class _Piece:
 class _Kind:
     """Pieces of one kind of file that began with a READ of one length: the last ``count`` were alike, the shortest of ``blocks``."""
 
-    __slots__ = ("blocks", "count", "needed")
+    __slots__ = ("beside", "blocks", "count", "latest", "needed")
 
     def __init__(self) -> None:
+        self.latest: deque[tuple[bytes, int]] = deque(maxlen=_BESIDE_LATEST)
+        self.beside = 0.0
         self.blocks = self.count = 0
         self.needed = _FEWEST
+
+    def begun(self, version: bytes, start_block: int) -> None:
+        """One begins here: where one of the latest will end, if it is a sweep that many read together."""
+        is_beside = (version, start_block - self.blocks) in self.latest
+        self.beside += (is_beside - self.beside) / _BESIDE_MEMORY
+        self.latest.append((version, start_block))
+
+    @property
+    def are_scattered(self) -> bool:
+        return self.beside < _BESIDE_SHARE
 
     def over(self, blocks: int, guessed_blocks: int) -> None:
         """One was so long, and ``guessed_blocks`` had been fetched of it (0: nothing)."""
@@ -86,8 +101,11 @@ class Pieces:
         if len(self._reading) > limits.PREFETCH_ACTIVE_MAX_STREAMS:
             self._reading.popitem(last=False)
         known = self._kinds.get(key)
+        if known is not None:
+            known.begun(version, start_block)
         if (
             known is None
+            or not known.are_scattered
             or known.count < known.needed
             or known.blocks > limits.PREFETCH_PIECE_MAX_BLOCKS
             or not may_fetch

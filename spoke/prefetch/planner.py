@@ -55,6 +55,8 @@ class Planner:
         self._recorder = recorder
         self.on_read: Callable[[FileFacts, int, int], None] | None = None
         """Told of what is learnt from: (file, offset, length), READs that go on in one piece."""
+        self.on_noted: Callable[[Quiet, int], None] | None = None
+        """Told of a reader whose READs were only noted, and where the last one ended, once he is heard again."""
         self._recording: Recording | None = None
         self.scorecard = Scorecard()
         self._ledger = Ledger(self.scorecard)
@@ -79,7 +81,8 @@ class Planner:
             recorder.on_drop = self._forget_recording
         self._handles: dict[int, FileFacts] = {}
         self._open_counts: dict[bytes, int] = {}
-        self._quiet = QuietReads()
+        self.quiet = QuietReads()
+        """Readers whose hits are only noted; what is none of theirs is for :meth:`read`."""
         self._latest_s = 0.0
 
     @property
@@ -90,7 +93,10 @@ class Planner:
     @property
     def has_plans(self) -> bool:
         """:meth:`plan` may give something; asked after every read, so that most cost no more."""
-        return self._guesses.has_plans or self._following.has_plans
+        guesses, following = self._guesses, self._following
+        return bool(guesses.jobs or guesses.scattered or guesses.waited or guesses.rests) or (
+            following.may_have_plans and following.has_plans
+        )
 
     @property
     def open_handles(self) -> int:
@@ -178,7 +184,7 @@ class Planner:
             self._open_counts[facts.version] = left
             return
         del self._open_counts[facts.version]
-        self._quiet.take_all(facts.version)
+        self.quiet.take_all(facts.version)
         self._guesses.closed(facts.version)
 
     def link(self, rtt_s: float, rate_bytes_per_s: float) -> None:
@@ -211,36 +217,47 @@ class Planner:
 
         False: it is for :meth:`read`. Most hits of a stream end here, at the cost of two look-ups.
         """
-        return self._quiet.note(version, offset_bytes, length_bytes)
+        return self.quiet.note(version, offset_bytes, length_bytes) is not None
 
     def read(self, now_s: float, seen: ReadSeen) -> None:
         """Learn from a READ; what follows from it comes out of :meth:`plan`."""
-        quiets = self._quiet.of(seen.version)
+        quiets = self.quiet.of(seen.version)
         if quiets:
             offset_bytes = seen.offset_bytes
             quiet = quiets.pop(offset_bytes, None)
+            if quiet is not None and quiet.go_on is not None and seen.result == "hit":
+                end_bytes = offset_bytes + seen.length_bytes
+                until_bytes = 0 if end_bytes in quiets else quiet.go_on(now_s, end_bytes)
+                if until_bytes >= end_bytes:
+                    if self.on_noted is not None:
+                        self.on_noted(quiet, offset_bytes)
+                    quiet.went_on(seen, until_bytes)
+                    quiets[end_bytes] = quiet
+                    return
             if quiet is not None and quiet.reads:
                 if seen.result == "hit":
                     self.scorecard.hits += quiet.reads
+                    if self.on_noted is not None:
+                        self.on_noted(quiet, offset_bytes)
                     seen = quiet.noted(offset_bytes + seen.length_bytes)
                 else:
                     self._make_up(now_s, quiet, offset_bytes)
                     quiets.pop(offset_bytes, None)  # he is heard now
             # A reader that goes on as a stream is no news to the others; anything else may be.
             if not quiets:
-                self._quiet.take_all(seen.version)
+                self.quiet.take_all(seen.version)
             elif self._following.is_active or not self._guesses.is_stream_at(seen.version, seen.offset_bytes):
                 self._catch_up(now_s, seen.version)
         self._learn(now_s, seen)
 
     def settle(self, now_s: float) -> None:
         """Learn from all reads that were only noted."""
-        for version in self._quiet.versions():
+        for version in self.quiet.versions():
             self._catch_up(now_s, version)
 
     def _catch_up(self, now_s: float, version: bytes) -> None:
         """Learn from the reads of a file that were only noted."""
-        quiets = self._quiet.take_all(version)
+        quiets = self.quiet.take_all(version)
         if quiets:
             for next_bytes, quiet in quiets.items():
                 if quiet.reads:
@@ -248,6 +265,8 @@ class Planner:
 
     def _make_up(self, now_s: float, quiet: Quiet, next_bytes: int) -> None:
         self.scorecard.hits += quiet.reads - 1
+        if self.on_noted is not None:
+            self.on_noted(quiet, next_bytes)
         self._learn(now_s, quiet.noted(next_bytes))
 
     def _learn(self, now_s: float, seen: ReadSeen) -> None:
@@ -261,44 +280,44 @@ class Planner:
         else:
             score.misses += 1
         guesses, following = self._guesses, self._following
-        file = guesses.known(version)
+        file = guesses.files.get(version)
         facts = self._handles.get(handle_id) if file is None else file.facts
         if facts is None or facts.version != version or length_bytes <= 0:
             return
         end_bytes = offset_bytes + length_bytes
         start_block = offset_bytes // BLOCK_BYTES
-        end_block = -(-min(end_bytes, facts.size_bytes) // BLOCK_BYTES)
+        end_block = -(-(end_bytes if end_bytes < facts.size_bytes else facts.size_bytes) // BLOCK_BYTES)
         if start_block >= end_block:
             return
         if self.on_read is not None:
             self.on_read(facts, offset_bytes, length_bytes)
         self._ledger.read(now_s, version, BlockRange(start_block, end_block - start_block), late=result != "hit")
         foretold = ordered = False
-        may_know = following.may_know
         quiet_bytes = None
-        if may_know:
+        may_explain = following.may_explain(version, offset_bytes)
+        if may_explain:
             quiet_bytes = following.read(now_s, seen, other_streams=guesses.active_count)
-        if self._recorder is not None:
+        recorder = self._recorder
+        if recorder is not None:
             explained = quiet_bytes is not None and following.covers(version)
-            self._recorder.read(now_s, facts, offset_bytes, length_bytes, explained=explained)
-            if self._recorder.recording is not self._recording:
-                self._recording = self._recorder.recording
+            recorder.read(now_s, facts, offset_bytes, length_bytes, explained=explained)
+            if recorder.recording is not self._recording:
+                self._recording = recorder.recording
                 following.watch(now_s, self._recording)
-                may_know = True
-        if may_know:
-            if quiet_bytes is not None:
-                if quiet_bytes - end_bytes >= _QUIET_FROM_READS * length_bytes:
-                    self._quiet.add(Quiet(seen, quiet_bytes))
-                return
+        if quiet_bytes is not None:
+            if quiet_bytes - end_bytes >= _QUIET_FROM_READS * length_bytes:
+                self.quiet.add(Quiet(seen, quiet_bytes))
+            return
+        if may_explain and following.is_active:
             foretold = following.covers(version)
             ordered = following.is_ordered(version)
         quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=foretold, ordered=ordered)
         if quiet is not None:
-            self._quiet.add(quiet)
+            self.quiet.add(quiet)
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What to fetch now, at most ``budget_bytes`` in all. While both sources want some, each gets half."""
-        if not self._following.has_plans:
+        if not self._following.may_have_plans or not self._following.has_plans:
             return self._guesses.plan(now_s, budget_bytes)
         share_bytes = budget_bytes // 2 if self._guesses.has_plans else budget_bytes
         fetches = self._following.plan(now_s, share_bytes)
@@ -313,7 +332,7 @@ class Planner:
     @property
     def has_waited(self) -> bool:
         """:meth:`plan_waited` may give something."""
-        return self._guesses.has_waited
+        return bool(self._guesses.waited)
 
     def plan_waited(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What readers wait for beyond their READs: to be asked for as that, and what is under way of it to be hurried."""

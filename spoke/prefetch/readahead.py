@@ -89,16 +89,27 @@ class ReadAheadChooser:
     def seen(self) -> Seen:
         return Seen(self._streams, self._faults, self._ordered_faults, self._other)
 
-    def read(self, handle_id: int, version: bytes, offset_bytes: int, length_bytes: int, fault_bytes: int) -> bool:
-        """Count a READ of a handle whose faults are of ``fault_bytes``. True when ``choice`` has another value now."""
+    def read(
+        self, handle_id: int, version: bytes, offset_bytes: int, length_bytes: int, fault_bytes: int, reads: int = 1
+    ) -> bool:
+        """Count a READ of a handle whose faults are of ``fault_bytes``, or ``reads`` that went on in one piece.
+
+        True when ``choice`` has another value now.
+        """
         runs, end_bytes = self._runs, offset_bytes + length_bytes
         before_bytes = runs.pop((handle_id, offset_bytes), -1)
-        run_bytes = length_bytes + max(0, before_bytes)
+        run_bytes = length_bytes + before_bytes if before_bytes > 0 else length_bytes
         runs[handle_id, end_bytes] = run_bytes
         if len(runs) > READAHEAD_RUNS_MAX:
             del runs[next(iter(runs))]
-        if run_bytes >= _RUN_MIN_BYTES and before_bytes > 0:
-            self._streams += length_bytes / _UNIT_BYTES
+        if before_bytes > 0:
+            if run_bytes >= _RUN_MIN_BYTES:
+                if reads > 1:  # of several, those with which the run was long enough
+                    each_bytes = length_bytes // reads
+                    length_bytes = min(
+                        length_bytes, (run_bytes - _RUN_MIN_BYTES) // each_bytes * each_bytes + each_bytes
+                    )
+                self._streams += length_bytes / _UNIT_BYTES
         elif before_bytes < 0:
             if length_bytes == fault_bytes and offset_bytes % fault_bytes:
                 self._faults += 1.0
@@ -106,7 +117,7 @@ class ReadAheadChooser:
                     self._ordered_faults += 1.0
             elif offset_bytes:
                 self._other += 1.0
-        self._reads += 1
+        self._reads += reads
         return self._reads >= READAHEAD_DECIDE_READS and self._decide()
 
     def _decide(self) -> bool:

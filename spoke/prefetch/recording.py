@@ -48,10 +48,11 @@ class Steps:
 
     def append(self, file: int, offset_bytes: int, length_bytes: int) -> int:
         """Returns its row."""
-        self.files.append(file)
+        files = self.files
+        files.append(file)
         self.offsets.append(offset_bytes)
         self.lengths.append(length_bytes)
-        return len(self.files) - 1
+        return len(files) - 1
 
 
 class PlaceFilter:
@@ -74,6 +75,23 @@ class PlaceFilter:
         seen[one] |= one_bit
         seen[other] |= other_bit
         return True
+
+    def add_new(self, places: range) -> int:
+        """Add them in turn up to the first that was (most likely) in it already; returns how many."""
+        seen, shift = self._bits, self._shift
+        hashed, other_hashed = places.start * _HASH & _MASK_64, places.start * _HASH_OTHER & _MASK_64
+        step, other_step = places.step * _HASH & _MASK_64, places.step * _HASH_OTHER & _MASK_64
+        for added in range(len(places)):
+            one, other = hashed >> shift, other_hashed >> shift
+            hashed, other_hashed = hashed + step & _MASK_64, other_hashed + other_step & _MASK_64
+            one_bit, other_bit = 1 << (one & 7), 1 << (other & 7)
+            one >>= 3
+            other >>= 3
+            if seen[one] & one_bit and seen[other] & other_bit:
+                return added
+            seen[one] |= one_bit
+            seen[other] |= other_bit
+        return len(places)
 
     def __contains__(self, place: int) -> bool:
         one = (place * _HASH & _MASK_64) >> self._shift
@@ -104,12 +122,14 @@ class Recording:
         self.read_bytes = 0
         self.explained_bytes = 0
         self.ended: Ended = "epoch"
-        self._numbers: dict[bytes, int] = {}
-        self._first_pages: list[int] = []
+        self.numbers: dict[bytes, int] = {}
+        """Of files, by version."""
+        self.first_pages: list[int] = []
+        """The place of each file's beginning."""
         self._next_page = 0
         self._tail: dict[int, int] = {}
         self._pieces: list[list[array[int]]] = []
-        self._longest_pages = 1
+        self._longest_bytes = 0
 
     @property
     def is_worth_it(self) -> bool:
@@ -123,28 +143,47 @@ class Recording:
     # --- filling it --------------------------------------------------------------------------------------
 
     def add_file(self, file: FileFacts) -> int:
-        number = self._numbers[file.version] = len(self.files)
+        number = self.numbers[file.version] = len(self.files)
         self.files.append(file)
-        self._first_pages.append(self._next_page)
+        self.first_pages.append(self._next_page)
         self._next_page += -(-file.size_bytes >> PAGE_SHIFT) + 1  # one between files: none goes on in the next
         return number
 
     def place(self, file: int, offset_bytes: int) -> int:
-        return self._first_pages[file] + (offset_bytes >> PAGE_SHIFT)
+        return self.first_pages[file] + (offset_bytes >> PAGE_SHIFT)
 
-    def append(self, file: int, offset_bytes: int, length_bytes: int) -> int:
-        """Returns its row."""
-        row = self.steps.append(file, offset_bytes, length_bytes)
-        self._tail[self.place(file, offset_bytes)] = row
-        self._note_length(length_bytes)
-        if len(self._tail) >= _TAIL_STEPS:
+    def append(self, file: int, offset_bytes: int, length_bytes: int, place: int) -> int:
+        """``place``: where it begins. Returns its row."""
+        steps = self.steps  # each column by itself: each new step comes by here
+        row = len(steps.files)
+        steps.files.append(file)
+        steps.offsets.append(offset_bytes)
+        steps.lengths.append(length_bytes)
+        tail = self._tail
+        tail[place] = row
+        self._longest_bytes = max(self._longest_bytes, length_bytes)
+        if len(tail) >= _TAIL_STEPS:
             self._seal()
         return row
 
+    def extend(self, file: int, offset_bytes: int, length_bytes: int, places: range) -> int:
+        """Steps of this length one behind the other, which begin at ``places``. Returns the last one's row."""
+        steps, count = self.steps, len(places)
+        row = len(steps)
+        steps.files.extend([file] * count)
+        steps.offsets.extend(range(offset_bytes, offset_bytes + count * length_bytes, length_bytes))
+        steps.lengths.extend([length_bytes] * count)
+        self._tail.update(zip(places, range(row, row + count), strict=True))
+        self._longest_bytes = max(self._longest_bytes, length_bytes)
+        if len(self._tail) >= _TAIL_STEPS:
+            self._seal()
+        return row + count - 1
+
     def lengthen(self, row: int, length_bytes: int) -> None:
         """The step goes on for so many bytes more."""
-        self.steps.lengths[row] += length_bytes
-        self._note_length(self.steps.lengths[row])
+        lengths = self.steps.lengths
+        lengths[row] = length_bytes = lengths[row] + length_bytes
+        self._longest_bytes = max(self._longest_bytes, length_bytes)
 
     # --- the Order ---------------------------------------------------------------------------------------
 
@@ -159,7 +198,7 @@ class Recording:
         return Step(steps.files[position], steps.offsets[position], steps.lengths[position])
 
     def file_of(self, version: bytes) -> int | None:
-        return self._numbers.get(version)
+        return self.numbers.get(version)
 
     def find(self, file: int, start_bytes: int, end_bytes: int, limit: int) -> list[tuple[int, int]]:
         """Asked for one page: only the step that begins there, at the cost of a look into the filter for most."""
@@ -171,6 +210,13 @@ class Recording:
         rows = sorted(set(self._overlapping(file, start_bytes, end_bytes)))
         return [(0, row) for row in rows[:limit]]
 
+    def begins_at(self, version: bytes, offset_bytes: int) -> bool:
+        """A step begins at this place, at the cost of a look into the filter for most."""
+        number = self.numbers.get(version)
+        if number is None:
+            return False
+        return self._beginning_at(self.first_pages[number] + (offset_bytes >> PAGE_SHIFT)) is not None
+
     def next_position(self, lane: int, file: int, start_bytes: int, end_bytes: int, from_position: int) -> int | None:
         rows = (row for row in self._overlapping(file, start_bytes, end_bytes) if row >= from_position)
         return min(rows, default=None)
@@ -179,10 +225,6 @@ class Recording:
         """Nothing: it goes as a whole."""
 
     # --- inside ------------------------------------------------------------------------------------------
-
-    def _note_length(self, length_bytes: int) -> None:
-        pages = (length_bytes >> PAGE_SHIFT) + 2
-        self._longest_pages = max(self._longest_pages, pages)
 
     def _beginning_at(self, place: int) -> int | None:
         if place not in self.seen:
@@ -200,8 +242,8 @@ class Recording:
 
     def _overlapping(self, file: int, start_bytes: int, end_bytes: int) -> Iterator[int]:
         steps = self.steps
-        base = self._first_pages[file]
-        first = max(base, base + (start_bytes >> PAGE_SHIFT) - self._longest_pages)
+        base = self.first_pages[file]
+        first = max(base, base + (start_bytes >> PAGE_SHIFT) - (self._longest_bytes >> PAGE_SHIFT) - 2)
         end = base + (end_bytes - 1 >> PAGE_SHIFT) + 1
         for row in self._rows_between(first, end):
             offset_bytes = steps.offsets[row]

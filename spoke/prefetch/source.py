@@ -10,6 +10,9 @@ from spoke.prefetch.scorecard import Reason
 FAULT_BYTES = 128 * 1024
 """What a random page fault moves, the page wanted in its middle, with the readahead a mount begins with."""
 
+NO_STREAM = 0
+"""Of a fetch for none. Streams count up from it, orders down."""
+
 
 class ReadSeen(NamedTuple):
     """A READ at the mount. ``result``: ``hit`` (nobody waited for the hub), ``late`` (its data were on the way), ``miss``.

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from enum import Enum
 
 from common import limits
-from common.blocks import BlockRange
+from common.blocks import BLOCK_BYTES, BlockRange
 from spoke.prefetch.abreast import Abreast
 from spoke.prefetch.quiet import Quiet
 from spoke.prefetch.turns import Beginnings, Turns
@@ -42,6 +42,9 @@ _SOON_STREAMS_MAX = 64
 
 _FAITH_SHARE = 4
 """Whose turn comes next gets a window for a part of what it has read: two READs, not a whole extent, until it is read again."""
+
+_TURNS_SHARE = 0.45
+"""Of the last visits so many came in their turn: readers at their own pace bring about less, lanes by turns more, uneven ones too."""
 
 _STRAYS = 1.25
 """Candidates for each read of a round, at most: where readers take turns, hardly any place was begun and left."""
@@ -100,6 +103,12 @@ class Run:
         self.window: Window | None = None
 
     @property
+    def place_block(self) -> int:
+        """Where it is read next, with what was only noted."""
+        quiet = self.quiet
+        return self.next_block if quiet is None else max(self.next_block, quiet.next_bytes // BLOCK_BYTES)
+
+    @property
     def ahead_blocks(self) -> int:
         """Planned and not yet read."""
         return max(0, self.planned_block - self.next_block)
@@ -126,6 +135,8 @@ class RunTable:
         self.beginnings = Beginnings()
         self.abreast = Abreast(block_count)
         self.dropped: list[Run] = []
+        self.is_time_to_look = False
+        """Every so many reads: streams may have gone idle."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -139,20 +150,14 @@ class RunTable:
         run = self._by_next.get(block) or self._by_next.get(block + 1)
         return run is not None and run.window is not None
 
-    def until_another(self, run: Run, end_block: int) -> int:
-        """The first place before ``end_block`` where another run begins, which ``run`` will come to; or ``end_block``."""
-        next_block = run.next_block
+    def until_another(self, next_block: int, end_block: int) -> int:
+        """The first place before ``end_block`` where another run begins, which one at ``next_block`` will come to; or ``end_block``."""
         for starts in (self._stream_by_start, self._by_start):
             if len(starts) > 1 or starts is self._by_start:
                 for start_block in starts:
                     if next_block <= start_block < end_block:
                         end_block = start_block
         return end_block
-
-    @property
-    def is_time_to_look(self) -> bool:
-        """Every so many reads: streams may have gone idle."""
-        return not self._reads % _LOOK_READS
 
     def idle(self) -> list[Run]:
         """Streams that reads have passed over, with something planned: what was guessed in them was wrong, as it seems."""
@@ -165,6 +170,11 @@ class RunTable:
         return [run for run in found if not self.abreast.is_filled(run.next_block)]
 
     @property
+    def takes_turns(self) -> bool:
+        """Streams are visited in the same order again and again: where the next piece of one is due, he is to be heard at once."""
+        return self._turns.share >= _TURNS_SHARE and len(self._streams) > 1
+
+    @property
     def looks_random(self) -> bool:
         """Few of the last reads followed another."""
         return self._join_share < _RANDOM_SHARE
@@ -172,6 +182,7 @@ class RunTable:
     def observe(self, start_block: int, end_block: int, now_s: float, new_id: int) -> tuple[Run, Join]:
         """The run that a read of blocks ``start_block`` to ``end_block`` (not empty) belongs to; ``new_id`` if it begins one."""
         self._reads += 1
+        self.is_time_to_look = not self._reads % _LOOK_READS
         by_next, by_start = self._by_next, self._by_start
         run = by_next.get(start_block)
         if run is None and end_block > start_block + 1:

@@ -18,6 +18,9 @@ from spoke.prefetch.recording import MAX_STEPS, PAGE_SHIFT, STEP_BYTES, Ended, R
 
 _EXTENT_SHIFT = EXTENT_BYTES.bit_length() - 1
 _UNCUT_BYTES = 128 * 1024
+_EXTENT_PAGES = EXTENT_BYTES >> PAGE_SHIFT
+_RUN_BYTES = 3 * EXTENT_BYTES  # shorter ones are not worth more than a look each
+_PAGE_MASK = (1 << PAGE_SHIFT) - 1
 _ENDS = 64
 _TOGETHER_BYTES = EXTENT_BYTES
 """A step is of what was read while so much was read in all, so that steps followed one by one are in order to within that: with 16
@@ -60,31 +63,36 @@ class OrderRecorder:
     def read(self, now_s: float, file: FileFacts, start_bytes: int, length_bytes: int, *, explained: bool) -> None:
         """A READ at the mount, or several in a row. ``explained``: an order that is followed knew of it."""
         self._last_read_s = now_s
-        recording = self._recording
+        recording = self.recording
         recording.reads += 1
         recording.read_bytes += length_bytes
         if explained:
             recording.explained_bytes += length_bytes
-        number = recording.file_of(file.version)
+        number = recording.numbers.get(file.version)
         if number is None:
             number = self._add_file(file)
-        end_bytes = min(start_bytes + length_bytes, file.size_bytes)
+        end_bytes = start_bytes + length_bytes
+        end_bytes = min(end_bytes, file.size_bytes)
         if end_bytes - start_bytes <= _UNCUT_BYTES:
             if start_bytes < end_bytes:
                 self._touch(number, start_bytes, end_bytes)
         else:
             while start_bytes < end_bytes:
                 cut_bytes = min(end_bytes, (start_bytes >> _EXTENT_SHIFT) + 1 << _EXTENT_SHIFT)
-                if self._recording is not recording:  # an epoch ended here: files are counted anew
-                    recording = self._recording
+                if self.recording is not recording:  # an epoch ended here: files are counted anew
+                    recording = self.recording
                     number = self._add_file(file)
-                self._touch(number, start_bytes, cut_bytes)
+                if cut_bytes - start_bytes == EXTENT_BYTES and end_bytes - start_bytes >= _RUN_BYTES:
+                    start_bytes += self._sweep(number, start_bytes, end_bytes - start_bytes >> _EXTENT_SHIFT)
+                    cut_bytes = min(end_bytes, (start_bytes >> _EXTENT_SHIFT) + 1 << _EXTENT_SHIFT)
+                if start_bytes < end_bytes:
+                    self._touch(number, start_bytes, cut_bytes)
                 start_bytes = cut_bytes
 
     def tend(self, now_s: float, open_handles: int) -> None:
         """End what nobody goes on with: a job that closed all its files, or one that rests longer than an evaluation takes."""
         rest_s = limits.LEARN_REST_S if open_handles else limits.LEARN_CLOSED_REST_S
-        if len(self._recording.steps) and now_s - self._last_read_s >= rest_s:
+        if len(self.recording.steps) and now_s - self._last_read_s >= rest_s:
             self._end("job")
 
     def stop(self) -> None:
@@ -95,7 +103,7 @@ class OrderRecorder:
         """Forget what was recorded."""
         finished, self._finished = self._finished, None
         self._drop(finished)
-        self._drop(self._recording)
+        self._drop(self.recording)
         self._begin()
 
     def take(self) -> Recording | None:
@@ -104,20 +112,16 @@ class OrderRecorder:
         return finished
 
     @property
-    def recording(self) -> Recording:
-        """The one that grows."""
-        return self._recording
-
-    @property
     def steps(self) -> int:
         """Recorded of the epoch that is read now."""
-        return len(self._recording.steps)
+        return len(self.recording.steps)
 
     # --- inside ------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._begun_total += 1
-        self._recording = Recording(f"recording {self._begun_total}", self.max_steps)
+        self.recording = Recording(f"recording {self._begun_total}", self.max_steps)
+        """The one that grows."""
         self._ends: dict[int, tuple[bool, int, int]] = {}
         """Where a step ended: whether it is one read again, its row, how much had been read when it began."""
         self._head: set[int] = set()
@@ -128,17 +132,17 @@ class OrderRecorder:
         self._new_count = 0
 
     def _add_file(self, file: FileFacts) -> int:
-        known = self._recording.file_of(file.version)
+        known = self.recording.file_of(file.version)
         if known is not None:
             return known
-        if len(self._recording.files) >= self.max_files:
+        if len(self.recording.files) >= self.max_files:
             self._end("full")
-        return self._recording.add_file(file)
+        return self.recording.add_file(file)
 
     def _touch(self, file: int, start_bytes: int, end_bytes: int) -> None:
-        ends, recording = self._ends, self._recording
-        place = recording.place(file, start_bytes)
-        end_place = recording.place(file, end_bytes + (1 << PAGE_SHIFT) - 1)
+        ends, recording = self._ends, self.recording
+        first_page = recording.first_pages[file]
+        place, end_place = first_page + (start_bytes >> PAGE_SHIFT), first_page + (end_bytes + _PAGE_MASK >> PAGE_SHIFT)
         run = ends.pop(place, None)
         if run is not None:
             is_again, row, began_bytes = run
@@ -156,24 +160,57 @@ class OrderRecorder:
             return
         if run is None:
             recording.jumps += 1
-        row = recording.append(file, start_bytes, end_bytes - start_bytes)
+        row = recording.append(file, start_bytes, end_bytes - start_bytes, place)
         if row < _HEAD_STEPS:
             self._head.add(place)
-        self._note_end(end_place, False, row)
+        ends[end_place] = False, row, recording.read_bytes
+        if len(ends) > _ENDS:
+            del ends[next(iter(ends))]
         if self._again_count:
-            self._new_count += 1
-            if self._new_count > _NEW_MAX and self._new_count * _NEW_AMONG_AGAIN > self._again_count:
-                self._forget_again()
+            self._read_new(1)
         if row + 1 >= self.max_steps:
             self._end("full")
 
+    def _sweep(self, file: int, start_bytes: int, count: int) -> int:
+        """Whole extents in a row of which nothing was read before, at most ``count``: as :meth:`_touch` would, each a step.
+
+        Returns the bytes that were recorded, maybe none: where one was read before, or something else is to be looked at.
+        """
+        recording, ends = self.recording, self._ends
+        rows = len(recording.steps)
+        if rows < _HEAD_STEPS or rows + count >= self.max_steps:
+            return 0
+        place = recording.first_pages[file] + (start_bytes >> PAGE_SHIFT)
+        places = range(place, place + count * _EXTENT_PAGES, _EXTENT_PAGES)
+        count = recording.seen.add_new(places)
+        if not count:
+            return 0
+        if ends.pop(place, None) is None:
+            recording.jumps += 1
+        places = places[:count]
+        for known in places[1:]:
+            ends.pop(known, None)
+        row = recording.extend(file, start_bytes, EXTENT_BYTES, places)
+        ends[places[-1] + _EXTENT_PAGES] = False, row, recording.read_bytes
+        if len(ends) > _ENDS:
+            del ends[next(iter(ends))]
+        if self._again_count:
+            self._read_new(count)
+        return count * EXTENT_BYTES
+
+    def _read_new(self, count: int) -> None:
+        """Places not read before, after some that were: enough of them, and those do not count."""
+        self._new_count += count
+        if self._new_count > _NEW_MAX and self._new_count * _NEW_AMONG_AGAIN > self._again_count:
+            self._forget_again()
+
     def _note_end(self, end_place: int, is_again: bool, row: int) -> None:
-        self._ends[end_place] = is_again, row, self._recording.read_bytes
+        self._ends[end_place] = is_again, row, self.recording.read_bytes
         if len(self._ends) > _ENDS:
             del self._ends[next(iter(self._ends))]
 
     def _read_again(self, file: int, start_bytes: int, end_bytes: int, place: int, end_place: int) -> None:
-        recording, again = self._recording, self._again
+        recording, again = self.recording, self._again
         self._again_count += 1
         if len(again) < _AGAIN_KEPT:
             self._note_end(end_place, True, again.append(file, start_bytes, end_bytes - start_bytes))
@@ -199,7 +236,7 @@ class OrderRecorder:
 
     def _end(self, why: Ended) -> None:
         """Hand over what was recorded; what was read again is how the next epoch begins."""
-        recording, again = self._recording, self._again
+        recording, again = self.recording, self._again
         self._begin()
         recording.ended = why
         if why == "epoch":

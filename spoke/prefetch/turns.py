@@ -18,6 +18,8 @@ _CHANCE = 1e-4
 _FEWEST = 3
 """Two workers that each read a record in several READs come in the same order by and by; three in a row hardly."""
 
+_VISITS = 16
+
 _AHEAD = 4
 _KEPT_MAX = 64
 
@@ -32,15 +34,16 @@ class Turns:
     """``kept``: the runs, no streams yet when they were visited, that lately came in the same order as the time before.
 
     Each run knows which was visited after it (``after_id``), so a visit costs a comparison, however many there are. ``has_news``: one
-    more came in its turn.
+    more came in its turn. ``share``: of the last visits those that came in their turn.
     """
 
-    __slots__ = ("_count", "has_news", "kept", "last")
+    __slots__ = ("_count", "has_news", "kept", "last", "share")
 
     def __init__(self) -> None:
         self.last: Run | None = None
         self.kept: list[Run] = []
         self.has_news = False
+        self.share = 1.0
         self._count = 0
 
     def begun(self, run: Run) -> None:
@@ -56,10 +59,14 @@ class Turns:
         last = self.last
         if last is run:
             return
-        if last is not None and last.after_id != run.stream_id:
-            last.after_id = run.stream_id
-            if self._count:
-                self._break()
+        if last is not None:
+            if last.after_id == run.stream_id:
+                self.share += (1.0 - self.share) / _VISITS
+            else:
+                self.share -= self.share / _VISITS
+                last.after_id = run.stream_id
+                if self._count:
+                    self._break()
         self.last = run
         if run.window is None or run.on_faith:
             if run.on_faith:

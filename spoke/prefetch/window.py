@@ -22,14 +22,16 @@ _START_GROWTH = 8
 class Window:
     """One stream's window. ``rate_bytes_per_s``: consumption as last measured (0: not yet).
 
-    ``first_bytes``: what its first read is worth, however short it was.
+    ``first_bytes``: what its first read is worth, however short it was. ``is_steady``: its last read found it neither too small nor
+    too wide.
     """
 
-    __slots__ = ("_first_bytes", "_sample_bytes", "_sample_start_s", "rate_bytes_per_s", "window_bytes")
+    __slots__ = ("_first_bytes", "_sample_bytes", "_sample_start_s", "is_steady", "rate_bytes_per_s", "window_bytes")
 
     def __init__(self, now_s: float, first_bytes: int = 0) -> None:
         self._first_bytes = first_bytes
         self.window_bytes = 0
+        self.is_steady = False
         self.rate_bytes_per_s = 0.0
         self._sample_start_s = now_s
         self._sample_bytes = 0
@@ -63,9 +65,12 @@ class Window:
             self.rate_bytes_per_s += (rate - self.rate_bytes_per_s) * (_RATE_FALL if falling else 1.0)
             self._sample_start_s, self._sample_bytes = now_s, 0
         first_bytes = self._first_bytes if evidence_bytes < self._first_bytes else 0
-        wanted = max(least_bytes, first_bytes, int(self.rate_bytes_per_s * latency_s * SAFETY))
+        wanted = int(self.rate_bytes_per_s * latency_s * SAFETY)
+        if wanted < least_bytes or wanted < first_bytes:
+            wanted = max(least_bytes, first_bytes)
         window_bytes = self.window_bytes
-        if late or self.grows_unseen:
+        self.is_steady = False
+        if late or (self._first_bytes and self.grows_unseen):
             starting = eager and window_bytes < limits.PREFETCH_START_BYTES and evidence_bytes >= EXTENT_BYTES
             grown_bytes = (_START_GROWTH if starting else 2) * window_bytes
             if not late:
@@ -74,6 +79,7 @@ class Window:
         elif window_bytes > ample * wanted:
             window_bytes = max(wanted, window_bytes - int(window_bytes * _SHRINK))
         else:
+            self.is_steady = True
             window_bytes = max(window_bytes, wanted)
         earned_bytes = max(first_bytes, limits.PREFETCH_EVIDENCE_FACTOR * evidence_bytes)
         self.window_bytes = min(window_bytes, cap_bytes, earned_bytes)
@@ -90,11 +96,19 @@ class Latency:
     def __init__(self) -> None:
         self.rtt_s = limits.PREFETCH_ASSUMED_RTT_S
         self.rate_bytes_per_s = 0.0
+        self.outstanding_limit_bytes = limits.PREFETCH_OUTSTANDING_MIN_BYTES
+        """What may usefully be in flight: three times what the link holds, as far as it was measured."""
         self._fetch_s = 0.0
+        self._most_s = 3 * self.rtt_s + 0.05
 
     def link(self, rtt_s: float, rate_bytes_per_s: float) -> None:
+        if rtt_s == self.rtt_s and rate_bytes_per_s == self.rate_bytes_per_s:
+            return
         self.rtt_s = max(0.0, rtt_s)
         self.rate_bytes_per_s = max(0.0, rate_bytes_per_s)
+        limit_bytes = int(3 * self.rate_bytes_per_s * self.rtt_s)
+        self.outstanding_limit_bytes = max(limits.PREFETCH_OUTSTANDING_MIN_BYTES, limit_bytes)
+        self._most_s = 3 * self.rtt_s + 0.05
 
     def fetched(self, took_s: float) -> None:
         """A fetch took so long, queues of our own making included."""
@@ -103,9 +117,7 @@ class Latency:
     @property
     def latency_s(self) -> float:
         """At least the round trip; bounded, so that long queues do not call for longer ones."""
-        return min(max(self.rtt_s, self._fetch_s), 3 * self.rtt_s + 0.05)
-
-    @property
-    def outstanding_limit_bytes(self) -> int:
-        """What may usefully be in flight: three times what the link holds, as far as it was measured."""
-        return max(limits.PREFETCH_OUTSTANDING_MIN_BYTES, int(3 * self.rate_bytes_per_s * self.rtt_s))
+        latency_s = self._fetch_s
+        if latency_s < self.rtt_s:
+            return self.rtt_s
+        return latency_s if latency_s < self._most_s else self._most_s

@@ -34,6 +34,8 @@ class FixedRecords:
         counts = [max(0, files.facts(name).size_bytes - self._header) // self._record for name in names]
         self._ends = np.cumsum(np.asarray(counts, np.int64))
         held = int(self._ends[-1])
+        if not held:
+            raise UsageError(f"no whole record of {self._record} bytes lies in {', '.join(names[:3])}")
         self._count = options.count("records", default=held, least=1)
         if not 0 < self._count <= min(held, limits.RECIPE_MAX_SAMPLES):
             raise UsageError(f"{self._count} records of {self._record} bytes; {held} lie in {len(names)} files")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from statistics import median_low
 
 import pytest
 
@@ -39,10 +40,11 @@ def steer(
     flow: Tcp | None = None,
     other: Tcp | None = None,
     steered: bool = True,
+    known_bytes_per_s: float = 0.0,
 ) -> Outcome:
     sim = PathSim(rtt_s, rate, buffer_s * RATE, loss=loss, seed=seed)
-    controller, ours = RateController(), flow or Tcp("bbr")
-    ours.limit_bytes_per_s = lambda: controller.rate_bytes_per_s
+    controller, ours = RateController(known_bytes_per_s), flow or Tcp("bbr")
+    ours.limit_bytes_per_s = lambda: controller.pace_bytes_per_s
     log: list[tuple[float, float]] = []
 
     def look() -> None:
@@ -72,6 +74,104 @@ def test_without_it_the_same_path_keeps_a_queue() -> None:
     """The simulation must be able to show what the controller is for."""
     assert steer(0.06, 10, steered=False).queue_s(4, 10, 0.5) > 0.05
     assert steer(0.06, 10, steered=False, flow=Tcp("greedy"), buffer_s=1.0).queue_s(4, 10, 0.5) > 0.5
+
+
+def start_of_many(*, known_bytes_per_s: float = 0.0, steered: bool = True) -> tuple[float, float]:
+    """Twelve connections that double each round trip begin at once at 1 Gbit/s and 60 ms: the longest queue in seconds, and the
+    share of what the link could carry in the first 12 round trips."""
+    rate, links, until_s = 125e6, 12, 12 * 0.06
+    sim = PathSim(0.06, lambda _now_s: rate, 0.06 * rate)
+    controller = RateController(known_bytes_per_s)
+
+    def limit() -> float | None:
+        pace = controller.pace_bytes_per_s
+        return pace / links if pace is not None and steered else None
+
+    flows = [Tcp("greedy", limit_bytes_per_s=limit, window_bytes=64e3) for _ in range(links)]
+
+    def look() -> None:
+        moving = [flow for flow in flows if flow.rtt_s]
+        if moving:
+            controller.observe(
+                sim.now_s,
+                delivered_bytes=int(sum(flow.delivered_bytes for flow in flows)),
+                rtt_s=median_low(flow.rtt_s for flow in moving),
+                min_rtt_s=min(flow.min_rtt_s for flow in moving),
+                busy=True,
+            )
+
+    sim.run(flows, until_s, look)
+    share = sum(flow.delivered_bytes for flow in flows) / (rate * until_s)
+    return max(queue_s for _, queue_s in sim.queue_s_seen), share
+
+
+def test_a_start_does_not_fill_the_buffer_and_fills_the_link() -> None:
+    queue_s, share = start_of_many()
+    assert queue_s <= 0.05
+    assert share >= 0.5
+    assert start_of_many(steered=False)[0] > 0.057  # all of the buffer, else the simulation shows nothing
+
+
+def test_who_comes_back_to_a_known_path_makes_no_queue() -> None:
+    queue_s, share = start_of_many(known_bytes_per_s=125e6)
+    assert queue_s <= 0.01
+    assert share >= 0.6
+
+
+@pytest.mark.parametrize("now_factor", [0.5, 2.0])
+def test_a_path_that_changed_while_nobody_was_there_is_learned_anew(now_factor: float) -> None:
+    seen = steer(0.06, 8, known_bytes_per_s=RATE / now_factor)
+    assert seen.share(4, 8) >= 0.93
+    assert seen.queue_s(4, 8) <= ALLOWED_QUEUE_S
+
+
+def test_while_the_path_is_full_the_rate_is_not_raised_until_a_queue_shows() -> None:
+    """Rounds of 250 ms: what is raised twice before its queue is seen stands there for as long again."""
+    seen = steer(0.25, 14, flow=Tcp("greedy"), buffer_s=0.25)
+    assert seen.queue_s(6, 14) <= ALLOWED_QUEUE_S
+
+
+def test_what_a_start_shows_too_much_is_soon_forgotten() -> None:
+    controller = RateController()
+    delivered, now_s = 0.0, 0.0
+    for step in range(30):
+        now_s += 0.05
+        delivered += 0.05 * RATE * (1.15 if step < 8 else 1.0)
+        controller.observe(now_s, delivered_bytes=int(delivered), rtt_s=0.09, min_rtt_s=0.06, busy=True)
+    assert controller.path_bytes_per_s <= 1.02 * RATE
+
+
+@pytest.mark.parametrize("known", [0.0, RATE])
+def test_a_busy_machine_at_the_start_is_not_taken_for_a_slow_path(known: float) -> None:
+    """Acknowledgements late by 12 ms, and half of what the path has: processes that wait for a core."""
+    controller = RateController(known)
+    delivered, now_s = 0.0, 0.0
+    for step in range(40):
+        stalls = 12 <= step < 18
+        now_s += 0.05
+        delivered += 0.05 * RATE * (0.5 if stalls else 1.0)
+        queue_s = 0.03 if step < 6 and not known else 0.012 if stalls else 0.0
+        controller.observe(now_s, delivered_bytes=int(delivered), rtt_s=0.06 + queue_s, min_rtt_s=0.06, busy=True)
+    assert controller.path_bytes_per_s >= 0.8 * RATE
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_uneven_acknowledgements_do_not_keep_a_rate_low(seed: int) -> None:
+    """A tenth of each look comes early or late, and round trips vary by 2 ms: half of the path's rate grows to it all the same."""
+    dice = Random(seed)
+    controller = RateController(RATE / 2)
+    now_s, delivered, queue_s, late = 0.0, 0.0, 0.0, 0.0
+    let_go = [RATE / 2] * 2
+    while now_s < 4.0:
+        now_s += 0.05
+        let_go.append(controller.pace_bytes_per_s or RATE)
+        queue_s = max(0.0, queue_s + (let_go[-2] / RATE - 1) * 0.05)
+        out = 0.05 * (RATE if queue_s else min(RATE, let_go[-2]))
+        before, late = late, dice.gauss(0, 0.1) * out
+        delivered += out + before - late
+        rtt_s = 0.06 + queue_s + abs(dice.gauss(0, 0.002))
+        controller.observe(now_s, delivered_bytes=int(delivered), rtt_s=rtt_s, min_rtt_s=0.06, busy=True)
+    assert controller.path_bytes_per_s >= 0.9 * RATE
 
 
 def test_at_900_ms_the_path_is_filled() -> None:

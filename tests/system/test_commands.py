@@ -206,6 +206,7 @@ def test_metrics_and_health_of_both(pair: Pair) -> None:
         status = run("hub.cli", "status", "--metrics", hub.metrics)
         assert "data:" in status.stdout
         assert "spoke" in status.stdout
+        assert f"settings: dataset=data={pair.data} (flag), " in status.stdout
     finally:
         spoke.clean_up()
 

@@ -46,6 +46,20 @@ def test_a_refusal_says_what_was_seen_and_what_is_allowed(flags: dict[str, str],
         load(Some, file=None, environ={}, flags=flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"revision": -4}, r"revision \(from the flag\): found -4: .*greater than or equal to 0"),
+        ({"consistency": "eventual"}, r"found 'eventual': .*'lease' or 'strict'"),
+        ({"revision": 3, "snapshot": "v1"}, r"\Arevision and snapshot exclude each other"),
+    ],
+)
+def test_bounds_and_choices_say_what_was_seen(flags: dict[str, object], said: str, tmp_path: Path) -> None:
+    needed = {"hub": "h:1", "dataset": "c4", "cache_dir": tmp_path}
+    with pytest.raises(UsageError, match=said):
+        load(SpokeSettings, file=None, environ={}, flags={**needed, **flags})
+
+
 def test_unknown_names_in_the_file_are_refused_with_the_known_ones(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text('cache-dri = "/x"\n')

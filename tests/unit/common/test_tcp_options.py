@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.tcp import renew_bbr, wake_at
+from common.tcp import open_window, renew_bbr, wake_at
 
 
 @pytest.fixture
@@ -59,4 +59,13 @@ def test_a_socket_that_waits_for_more_is_not_readable_before_and_is_at_the_end(
     served.sendall(b"end")
     assert select.select([client], [], [], 0.2)[0] == []
     served.shutdown(socket.SHUT_WR)
+    assert select.select([client], [], [], 10.0)[0] == [client]
+
+
+def test_an_opened_window_takes_much_at_once_and_every_byte_wakes(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, served = pair
+    size_bytes = 1024 * 1024
+    open_window(client, size_bytes)
+    assert client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= size_bytes
+    served.sendall(b"x")
     assert select.select([client], [], [], 10.0)[0] == [client]

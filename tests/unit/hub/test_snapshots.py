@@ -182,7 +182,10 @@ def test_names_that_cannot_be(catalog: Catalog, state_dir: Path) -> None:
     for name in ("", "one", " padded", "new\nline", "x" * (limits.LABEL_MAX_BYTES + 1)):
         with pytest.raises(UsageError), snapshots.opened(state_dir, "ds") as database:
             snapshots.create(database, name, 1.0)
-    with pytest.raises(UsageError, match="no snapshot 'two'"), snapshots.opened(state_dir, "ds") as database:
+    with (
+        pytest.raises(UsageError, match="no snapshot 'two'; there are one"),
+        snapshots.opened(state_dir, "ds") as database,
+    ):
         snapshots.drop(database, "two")
     with snapshots.opened(state_dir, "ds", write=False) as database:
         assert [snapshot.name for snapshot in snapshots.list_all(database)] == ["one"]

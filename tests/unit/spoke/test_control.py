@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import stat
@@ -66,11 +67,21 @@ async def test_only_the_owner_may_connect(server: Path) -> None:
 
 
 async def test_rubbish_ends_the_connection_only(server: Path) -> None:
-    for rubbish in (b"\xff\n", b"[]\n", b"{" * 100 + b"\n", b"x" * (3 << 20)):
+    overlong = b"x" * (3 << 20)
+    for rubbish in (b"\xff\n", b"[]\n", b"[" * 100_000 + b"\n", b"{" * 100 + b"\n", b'{"command": 3}\n', overlong):
         reader, writer = await asyncio.open_unix_connection(os.fspath(server))
         writer.write(rubbish)
         with contextlib.suppress(ConnectionResetError):  # what was not read of an overlong line
-            assert b"unknown command" in await reader.read()
+            answer = json.loads(await reader.read())
+            assert answer["exit"] == 2
+            expected = (
+                "unknown command 3"
+                if b"command" in rubbish
+                else "no JSON object"
+                if rubbish != overlong
+                else "more than"
+            )
+            assert expected in answer["error"]
         writer.close()
     assert await asyncio.to_thread(ask_once, server, {"command": "count", "to": 1}) == {"number": 0}
 

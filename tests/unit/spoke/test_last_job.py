@@ -98,6 +98,16 @@ async def test_a_look_at_one_file_is_not_the_last_job_and_a_job_is(tmp_path: Pat
     assert list(seen.files()) == [b"other"]
 
 
+async def test_a_file_that_the_job_under_way_reads_again_counts_once(tmp_path: Path, clock: Clock) -> None:
+    seen = job(tmp_path, clock)
+    seen.read(b"f", A, 10 * MIB, 0, 2 * PART_BYTES)
+    clock.rest()
+    await seen.tend(0)
+    seen.read(b"f", A, 10 * MIB, PART_BYTES, 2 * PART_BYTES)
+    seen.lent(b"g", B, PART_BYTES)
+    assert seen.facts() == {"files": 2, "bytes": 4 * PART_BYTES, "complete": True, "goes_on": True}
+
+
 async def test_memory_is_bounded_by_the_setting_and_it_says_so(tmp_path: Path, clock: Clock) -> None:
     seen = job(tmp_path, clock, memory_bytes=1 << 20)
     for number in range(100_000):

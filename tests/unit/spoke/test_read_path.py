@@ -385,3 +385,65 @@ async def test_what_was_used_for_the_last_time_is_served_and_not_written_to_a_fu
     other = path.open(b"warmed")
     path.fetcher.prefetch(other.version, len(warmed), BlockRange(0, 512))
     await until(lambda: path.store.state(other.version, len(warmed)) == "verified")
+
+
+async def test_reads_that_wait_at_the_same_time_run_into_the_read_timeout_each_at_its_own(make_read_path) -> None:
+    data = noise(2 * MIB)
+    path = await make_read_path({b"f": data}, read_timeout_s=0.4)
+    path.source.gate = asyncio.Event()
+    handle = path.open(b"f")
+    path.fetcher.prefetch(handle.version, len(data), BlockRange(0, 512))
+    loop = asyncio.get_running_loop()
+    ended_s: dict[int, float] = {}
+
+    async def read(number: int) -> None:
+        try:
+            await path.read(handle, number * 131072, 131072)
+        finally:
+            ended_s[number] = loop.time()
+
+    began_s = loop.time()
+    first = [asyncio.create_task(read(number)) for number in range(8)]
+    await asyncio.sleep(0.15)
+    second = [asyncio.create_task(read(number)) for number in range(8, 12)]
+    await until(lambda: path.reads.waiting == 12)
+    first[3].cancel()
+    seen = await asyncio.gather(*first, *second, return_exceptions=True)
+    assert [type(error) for error in seen] == [
+        asyncio.CancelledError if number == 3 else DeadlineExceeded for number in range(12)
+    ]
+    assert ended_s[3] - began_s < 0.39
+    assert all(0.39 <= ended_s[number] - began_s < 0.54 for number in range(8) if number != 3)
+    assert all(ended_s[number] - began_s >= 0.54 for number in range(8, 12))
+    assert path.reads.long_waits.timeouts_total == 11
+    assert (path.reads.waiting, path.reads.admission.inside_bytes) == (0, 0)
+    path.source.gate.set()
+    assert await path.read(handle, 0, 4096) == data[:4096]
+
+
+async def test_what_landed_and_waits_for_a_slow_disk_is_served_at_once(make_read_path, monkeypatch) -> None:
+    data = noise(4 * MIB)
+    path = await make_read_path({b"f": data})
+    disk = asyncio.Event()
+    write_run = path.store.write_run
+
+    async def slow(*arguments: object) -> None:
+        await disk.wait()
+        await write_run(*arguments)
+
+    monkeypatch.setattr(path.store, "write_run", slow)
+    handle = path.open(b"f")
+    path.fetcher.prefetch(handle.version, len(data), BlockRange(0, 1024))
+    await until(lambda: path.counts.fetched_bytes == len(data))
+    path.fetcher.recent.forget()
+    for offset in range(0, len(data), 131072):
+        assert bytes(path.reads.read_nowait(handle, offset, 131072, 1) or b"") == data[offset : offset + 131072]
+    assert bytes(path.reads.read_nowait(handle, MIB + 5, 10, 1) or b"") == data[MIB + 5 : MIB + 15]
+    assert path.reads.read_nowait(handle, MIB - 5, 10, 1) is None, "of two pieces: put together where it may wait"
+    assert await path.read(handle, MIB - 5, 10) == data[MIB - 5 : MIB + 5]
+    assert path.counts.hits == 34
+    assert (path.counts.late, path.counts.misses) == (0, 0)
+    disk.set()
+    await path.fetcher.written()
+    assert path.fetcher.find_landed(handle.version, 0, 4096) is None, "the cache has it"
+    assert bytes(path.reads.read_nowait(handle, 0, 131072, 1) or b"") == data[:131072]

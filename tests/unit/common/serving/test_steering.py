@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from common import limits
 from common.blocks import EXTENT_BLOCKS, BlockRange
 from common.serving.packing_choice import PackingCost
 from common.serving.scheduler import Scheduler
@@ -34,6 +35,11 @@ class FakeLink:
         self.renewals += 1
 
 
+class NearLink(FakeLink):
+    def path(self) -> PathFacts | None:
+        return PathFacts(0.0002 + self.queue_s, 0.0002, 0, 0, 0, self.delivered_bytes)
+
+
 def busy_scheduler() -> Scheduler:
     scheduler = Scheduler()
     scheduler.add_link(1, SPOKE, path=ADDRESS)
@@ -59,8 +65,9 @@ def test_a_standing_queue_sets_the_pace_of_spoke_and_links_and_an_idle_link_coun
     controller = steering.controller(ADDRESS)
     assert controller is not None
     assert controller.rate_bytes_per_s is None
-    assert not any(link.limits for link in bulk)
     for link in bulk:
+        assert link.limits[-1] is not None  # a start is paced as well,
+        assert link.limits[-1] > 1.2 * RATE / len(bulk)  # above what it brings
         link.queue_s = 0.05
     control.queue_s = 5.0
     look(steering, bulk, 10, now)
@@ -176,3 +183,41 @@ def test_what_is_known_of_packing_for_a_path_is_shared_by_its_spokes_and_outlive
     assert steering.packing(SPOKE, far=False) is choice
     steering.joined(ADDRESS, b"through a proxy", other)
     assert steering.packing(b"through a proxy", far=True) is not choice
+
+
+def test_who_comes_back_begins_at_what_the_path_carried_unless_that_is_long_ago() -> None:
+    now = [0.0]
+    steering = Steering(busy_scheduler(), lambda: now[0])
+
+    def visit(seconds_later: float, looks: int) -> float | None:
+        now[0] += seconds_later
+        link = FakeLink()
+        steering.joined(ADDRESS, SPOKE, link)
+        controller = steering.controller(ADDRESS)
+        assert controller is not None
+        begins_at = controller.rate_bytes_per_s
+        link.queue_s = 0.05
+        look(steering, [link], looks, now)
+        steering.left(SPOKE, link)
+        return begins_at
+
+    assert visit(0.0, 20) is None
+    assert visit(600.0, 0) == pytest.approx(RATE, rel=0.1)
+    assert visit(0.0, 0) == pytest.approx(RATE, rel=0.1)  # who asked for nothing forgot nothing
+    assert visit(limits.PATHS_KNOWN_S + 1.0, 0) is None
+
+
+def test_a_near_path_is_not_remembered() -> None:
+    """What limits it are the processes at its ends, and those change."""
+    now = [0.0]
+    steering = Steering(busy_scheduler(), lambda: now[0])
+    link = NearLink()
+    steering.joined(ADDRESS, SPOKE, link)
+    link.queue_s = 0.05
+    look(steering, [link], 20, now)
+    assert link.limits
+    steering.left(SPOKE, link)
+    steering.joined(ADDRESS, SPOKE, link)
+    controller = steering.controller(ADDRESS)
+    assert controller is not None
+    assert controller.rate_bytes_per_s is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common import limits
 from spoke.insight.coverage import Coverage
@@ -88,7 +90,7 @@ def test_a_rank_said_by_a_parent_is_its_workers_too() -> None:
 def test_rows_are_bounded_and_the_least_joins_the_others() -> None:
     table: Table[int] = Table(3)
     for number in range(1, 6):
-        table.add(number, 0.0, float(number), 1)
+        table.add(number, 0.0, float(number), float(number), 1)
     assert sorted(table.rows) == [3, 4, 5]
     assert (table.others, table.others_s) == (2, 3.0)
     accounts = Stalls(lambda task_id: Process(task_id, task_id, "p"), 0.0)
@@ -120,3 +122,45 @@ def test_ranks_in_the_metrics_are_few_however_many_there_were() -> None:
     seen = accounts.lost_by_rank()
     assert len(seen) == limits.STALL_RANKS_MAX
     assert seen["99",] == pytest.approx(0.99)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([100, 101, 200, 0]),
+            st.sampled_from([b"f", b"g"]),
+            st.integers(0, 200),
+            st.integers(1, 90),
+        ),
+        max_size=40,
+    )
+)
+def test_waits_credited_together_add_up_to_what_each_adds_by_itself(
+    waits: list[tuple[int, bytes, int, int]],
+) -> None:
+    together, apart = stalls(), stalls()
+    for task_id, path, end, length in sorted(waits, key=lambda found: found[2]):
+        from_s, to_s = float(max(0, end - length)), end + 0.5
+        wait(together, task_id, path, from_s, to_s)
+        wait(apart, task_id, path, from_s, to_s)
+        assert apart.lost_s >= 0  # counts what has ended
+    one, other = together.facts(300.0), apart.facts(300.0)
+    assert one["waits"] == other["waits"] == len(waits)
+    assert one["stall_s"] == pytest.approx(other["stall_s"])
+    assert one["lost_s"] == pytest.approx(other["lost_s"])
+    for table, name in (("processes", "pid"), ("files", "path"), ("groups", "group")):
+        rows = {row[name]: (row["stall_s"], row["lost_s"], row["waits"]) for row in other[table]}
+        assert {row[name] for row in one[table]} == set(rows)
+        for row in one[table]:
+            assert (row["stall_s"], row["lost_s"], row["waits"]) == pytest.approx(rows[row[name]])
+    minutes = {row["who"]: (row["lost_s"], row["stall_s"], row["waits"]) for row in other["recent"]["who"]}
+    for row in one["recent"]["who"]:
+        assert (row["lost_s"], row["stall_s"], row["waits"]) == pytest.approx(minutes[row["who"]])
+
+
+def test_many_waits_are_credited_before_anybody_looks() -> None:
+    accounts = stalls()
+    for number in range(limits.STALL_BATCH_WAITS):
+        wait(accounts, 100, b"f", number / 1000, number / 1000 + 0.01)
+    assert accounts._ended == []
+    assert accounts.facts(1.0)["waits"] == limits.STALL_BATCH_WAITS

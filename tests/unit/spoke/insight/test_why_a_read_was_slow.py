@@ -6,6 +6,7 @@ import pytest
 
 from common import limits
 from common.blocks import BlockRange
+from spoke import explain_cli
 from spoke.insight.history import History, What
 from spoke.insight.slow_reads import Fetch, SlowRead, as_facts, causes, in_words, parts
 
@@ -87,3 +88,10 @@ def test_the_history_is_bounded_in_extents_notes_and_names() -> None:
     assert kept.version_of(numbers[-1]) == limits.HISTORY_WHOM_MAX.to_bytes(16, "big")
     assert kept.whom(b"") == 0
     assert 99 in set(kept.extents(V))
+
+
+def test_a_wait_too_short_to_name_who_lost_it_is_not_denied() -> None:
+    """Below 10 ms nobody is said to have lost anything, and the read is shown all the same."""
+    text = explain_cli.render({"said": [], "slow_reads": [as_facts(slow(ended_s=100.005), 101.0) | {"path": "f"}]})
+    assert text.splitlines()[0] == "no reader lost 10 ms or more to the hub in the last ten minutes"
+    assert "f:0" in text

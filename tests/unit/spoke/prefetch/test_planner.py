@@ -356,11 +356,11 @@ def test_everything_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             for number in range(4):
                 bench.read((lane << 27) + number * READ, handle=handle)
     planner = bench.planner
-    assert len(planner._guesses._files) <= 8
+    assert len(planner._guesses.files) <= 8
     assert len(planner._handles) == 50
     assert len(planner._ledger) <= 64
     assert planner.active_streams <= 16
-    assert len(planner._guesses._jobs) <= 16
+    assert len(planner._guesses.jobs) <= 16
     for handle in range(60):
         planner.closed(bench.now_s, handle)
     assert not planner._handles
@@ -501,3 +501,35 @@ def test_a_large_window_is_planned_several_extents_at_a_time() -> None:
         offset_bytes += READ
     steps = [later - earlier for earlier, later in pairwise(planned_at)]
     assert 4 * MIB <= sorted(steps)[len(steps) // 2] <= 9 * MIB
+
+
+def test_a_stream_alone_is_planned_on_without_being_learnt_from() -> None:
+    """At 1 GB/s over a long link: each piece is asked for in time, and most are not learnt from one by one."""
+    heard = [0]
+    bench, far = Bench(facts(1, 8 << 30)), 0
+    bench.planner.link(0.06, 1.25e9)
+    learn = bench.planner._learn
+
+    def counted(now_s: float, seen: ReadSeen) -> None:
+        heard[0] += 1
+        learn(now_s, seen)
+
+    bench.planner._learn = counted  # type: ignore[method-assign]
+    pieces, version = 0, bench.files[0].version
+    for number in range((2 << 30) // READ):
+        bench.now_s += READ / 1e9 - 0.001
+        offset_bytes = number * READ
+        result: Result = "hit" if offset_bytes + READ <= far else "late"
+        if number == (1 << 30) // READ:
+            heard[0] = pieces = 0
+        if result == "hit" and bench.planner.is_quiet(version, offset_bytes, READ):
+            bench.now_s += 0.001
+            continue
+        fetches = bench.read(offset_bytes, READ, result)
+        bench.arrive(fetches)
+        pieces += bool(fetches)
+        far = max(far, end_bytes(fetches)) if fetches else far
+        if number > (1 << 30) // READ:
+            assert far - offset_bytes > 32 * MIB, "its window stays filled"
+    assert pieces >= 64, "of 8 MiB at most"
+    assert heard[0] < pieces // 2

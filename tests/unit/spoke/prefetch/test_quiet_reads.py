@@ -38,3 +38,33 @@ def test_two_who_would_come_to_one_place_are_both_heard() -> None:
     assert sorted(taken) == [200, 300]
     assert not quiets.note(A, 200, 100)
     assert quiets.versions() == []
+
+
+def test_the_only_quiet_reader_of_a_file_becomes_the_current_one() -> None:
+    quiets, quiet = QuietReads(), Quiet(seen(A, 0, 100), 1000)
+    told: list[tuple[int, int]] = []
+    quiets.tally = lambda found: told.append((found.reads, found.next_bytes))
+    quiets.add(quiet)
+    assert quiets.current is not quiet
+    assert quiets.note(A, 100, 100) is quiet
+    assert quiets.note(A, 200, 100) is quiet
+    assert quiets.current is quiet, "he reads on"
+    quiet.next_bytes, quiet.reads = 400, 3  # as whoever sees his READ notes it
+    assert quiets.note(A, 300, 100) is None, "that is behind him"
+    assert quiets.note(B, 400, 100) is None, "another file"
+    assert quiets.note(A, 400, 100) is quiet
+    assert quiets.note(A, 500, 501) is None, "beyond what changes nothing"
+    assert told == []
+    assert quiets.of(A) == {500: quiet}
+    assert told == [(4, 500)], "he is counted before another may take his place"
+    assert quiets.current is not quiet
+
+
+def test_one_of_two_in_a_file_is_not_the_current_one() -> None:
+    quiets = QuietReads()
+    for start_bytes in (0, 5000):
+        quiets.add(Quiet(seen(A, start_bytes, 100), start_bytes + 4000))
+    for offset_bytes in (100, 200, 300):
+        assert quiets.note(A, offset_bytes, 100) is not None
+    assert quiets.of(A) is not None
+    assert quiets.current.seen.version != A, "what is his place the other must not come to unseen"

@@ -147,3 +147,16 @@ def test_files_opened_later_are_foretold_with_their_own_size() -> None:
     assert job.hits(64) >= 0.98
     late = [fetch.blocks.block_count for fetch in job.fetches[-200:]]
     assert max(late) <= 8, "16 KiB, or two that touch"
+
+
+@pytest.mark.parametrize("together", [2, 7, 56])
+def test_reads_told_of_in_one_piece_count_as_each_would(together: int) -> None:
+    alone, pieces = Mount(), Mount()
+    reads, size = 56 * 3, 128 * KIB
+    for number in range(reads):
+        alone.see(1, number * size, size, size)
+    pieces.see(1, 0, size, size)
+    for number in range(1, reads, together):
+        count = min(together, reads - number)
+        pieces.chooser.read(1, VERSION, number * size, count * size, size, count)
+    assert pieces.chooser.seen == alone.chooser.seen

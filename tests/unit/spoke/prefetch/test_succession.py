@@ -9,6 +9,7 @@ from epochs_support import Learning, workers
 from order_support import FAULT, KIB, MIB, facts
 
 from common import limits
+from common.blocks import EXTENT_BYTES
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.orders import Step
 from spoke.prefetch.recording import Recording
@@ -173,3 +174,23 @@ def test_a_short_order_is_followed_to_its_end_in_each_epoch() -> None:
     steps = [Step(0, index * record_bytes, record_bytes) for index in order]
     hits = [learning.epoch(workers(steps, Random(100 + epoch))).hits() for epoch in range(5)]
     assert min(hits[2:]) >= hits[1] - 0.05, hits
+
+
+@pytest.mark.parametrize("start", [0, 3 * 4096, 300 * 1024])
+def test_a_sweep_told_of_in_one_piece_is_recorded_as_extent_by_extent(start: int) -> None:
+    once, each = Tape(), Tape()
+    swept = 40 * EXTENT_BYTES
+    for tape in (once, each):
+        tape.read(shuffled(3)[:200], [facts(9, 1 << 30)] * 4)  # past the head of the recording
+    file = facts(10, 1 << 30)
+    once.recorder.read(0.0, file, start, swept, explained=False)
+    offset = start
+    while offset < start + swept:
+        end = min(start + swept, (offset // EXTENT_BYTES + 1) * EXTENT_BYTES)
+        each.recorder.read(0.0, file, offset, end - offset, explained=False)
+        offset = end
+    one, other = once.recorder.recording, each.recorder.recording
+    for column in ("files", "offsets", "lengths"):
+        assert getattr(one.steps, column) == getattr(other.steps, column)
+    assert one.jumps == other.jumps
+    assert one.read_bytes == other.read_bytes

@@ -210,6 +210,8 @@ def test_jobs_that_cannot_be(tmp_path: Path) -> None:
         ("litdata", {"dir": "l", "block_size": 8}),
         ("megatron", {"prefix": "r"}),
     ]
+    with pytest.raises(UsageError, match="no whole record of 2000 bytes lies in r"):
+        recipe_on(tmp_path, "fixed-records", files="r", record_bytes=2000)
     for name, options in refused:
         with pytest.raises(UsageError):
             recipe_on(tmp_path, name, **options)

@@ -1,0 +1,121 @@
+"""READs of a stream that are only noted: whoever counts or learns is told of all of them, in fewer calls and as if of each."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
+from spoke.ahead import Ahead
+from spoke.last_job import LastJob
+from spoke.metrics import Counts
+from spoke.prefetch.planner import Planner
+from spoke.prefetch.succession import OrderRecorder
+from spoke.reads import Handle
+
+MIB = 1 << 20
+READ = 128 * 1024
+SIZE = 1 << 30
+VERSION = b"v" * 16
+
+
+class Stub:
+    """What stands around an Ahead: a link, a fetcher whose fetches are there at once, a clock that READs move at 1 GB/s."""
+
+    rate_bytes_per_s, rtt_s, up, is_short = 1.25e9, 0.06, (True,), False
+    prefetch_bytes, write_backlog_bytes, held_bytes, prefetch_outstanding_bytes = 256 * MIB, 0, 0, 0
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.now_s = 0.0
+        self.memory = self.links = self
+        self.planner = Planner(recorder=OrderRecorder(16 * MIB))
+        self.counts = Counts()
+        self.ahead = Ahead(self.planner, self.counts, lambda: self.now_s, None)
+        self.ahead.attach(self, self)  # type: ignore[arg-type]
+        self.last_job = self.ahead.last_job = LastJob(tmp_path / "job.json", 16 * MIB, lambda: self.now_s)
+        self.there = 0
+        self.clock_looks = 0
+
+    def prefetch_room_bytes(self, _held_bytes: int) -> int:
+        return self.prefetch_bytes
+
+    def prefetch(self, version: bytes, _size: int, blocks: BlockRange, _why: int, *, to_keep: bool) -> int:
+        assert blocks.first_block * BLOCK_BYTES <= max(READ, self.there), "a stream is planned in its order"
+        self.there = max(self.there, blocks.end_block * BLOCK_BYTES)
+        self.planner.arrived(self.now_s, version, blocks)
+        return blocks.block_count * BLOCK_BYTES
+
+    def read(self, handle: Handle, offset_bytes: int) -> bool:
+        """Returns whether it was a hit."""
+        self.now_s += READ / 1e9
+        is_hit = offset_bytes + READ <= self.there
+        self.ahead.read(handle, 1, offset_bytes, READ, "hit" if is_hit else "late")
+        return is_hit
+
+
+def stepping(run: Any, *arguments: Any) -> Any:
+    """With an event loop, whose steps are taken as they come up: it plans a little at a time."""
+
+    async def main() -> Any:
+        return run(*arguments)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("handles", [1, 3])
+def test_all_that_was_read_is_counted_recorded_and_noted(tmp_path: Path, handles: int) -> None:
+    def run() -> None:
+        stub, heard, hits = Stub(tmp_path), [0], 0
+        opened = [Handle(number, b"f", VERSION, SIZE) for number in range(handles)]
+        for handle in opened:
+            stub.ahead.opened(handle, 1)
+        learn = stub.planner._learn
+
+        def counted(*arguments: Any) -> None:
+            heard[0] += 1
+            learn(*arguments)
+
+        stub.planner._learn = counted  # type: ignore[method-assign]
+        reads = 512 * MIB // READ
+        for number in range(reads):
+            handle = opened[number * READ // (4 * MIB) % handles]
+            hits += stub.read(handle, number * READ)
+            stub.ahead._pump()
+            assert stub.counts.hits == hits, "whenever somebody asks"
+            assert stub.counts.cache_read_bytes == hits * READ
+        assert stub.there > 512 * MIB, "its window is ahead of it all the time"
+        assert stub.counts.served == reads
+        assert heard[0] < reads // 16, "most of them before its rate is known"
+        stub.ahead.settle()
+        assert stub.planner.scorecard.read_bytes == 512 * MIB
+        assert stub.planner.scorecard.hits == hits
+        assert stub.last_job.touched_bytes(b"f", VERSION) == 512 * MIB
+        recorder = stub.planner._recorder
+        assert recorder is not None
+        steps = recorder.recording.steps
+        assert sum(steps.lengths) >= 511 * MIB, "one place in some hundreds is left out"
+        assert max(steps.lengths) <= EXTENT_BYTES
+        assert list(steps.offsets) == sorted(steps.offsets)
+        seen = stub.ahead.read_ahead.facts()
+        assert seen["wished_kib"] == 1024, "the kernel's readahead is chosen by noted READs too"
+
+    stepping(run)
+
+
+def test_a_reader_who_leaves_his_stream_is_heard_there(tmp_path: Path) -> None:
+    def run() -> None:
+        stub, handle = Stub(tmp_path), Handle(1, b"f", VERSION, SIZE)
+        stub.ahead.opened(handle, 1)
+        for number in range(128 * MIB // READ):
+            stub.read(handle, number * READ)
+            stub.ahead._pump()
+        before = stub.planner.scorecard.read_bytes
+        stub.ahead.read(handle, 1, 700 * MIB, READ, "miss")
+        assert stub.planner.scorecard.read_bytes == 128 * MIB + READ > before
+        stub.ahead.closed(handle)
+        assert stub.counts.hits + stub.counts.late + stub.counts.misses == 128 * MIB // READ + 1
+
+    stepping(run)
