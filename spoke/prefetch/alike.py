@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from spoke.prefetch.accounts import Accounts
 from spoke.prefetch.known_file import KnownFile
-from spoke.prefetch.pieces import Pieces
+from spoke.prefetch.alike_pieces import AlikePieces
 from spoke.prefetch.scorecard import Ledger, Reason
 from spoke.prefetch.source import NO_STREAM, Fetch, ReadSeen
 from spoke.prefetch.throughout import Throughout
@@ -21,7 +21,7 @@ class Alike:
         self._accounts = accounts
         self._ledger = ledger
         self._throughout = Throughout(throughout_max_bytes)
-        self._pieces = Pieces()
+        self._pieces = AlikePieces()
         self.rests: deque[tuple[KnownFile, BlockRange]] = deque()
 
     def read(self, file: KnownFile, seen: ReadSeen, start_block: int, end_block: int) -> bool:

@@ -1,4 +1,4 @@
-"""Pieces of equal length at random places: how far one is read on by those before it, whoever reads beside it."""
+"""AlikePieces of equal length at random places: how far one is read on by those before it, whoever reads beside it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import random
 import pytest
 
 from common import limits
-from spoke.prefetch.pieces import Pieces
+from spoke.prefetch.alike_pieces import AlikePieces
 
 KIND = (b"c", b"")
 
 
-def read_piece(pieces: Pieces, task: int, version: bytes, first: int, reads: int, kind: object = KIND) -> int:
+def read_piece(pieces: AlikePieces, task: int, version: bytes, first: int, reads: int, kind: object = KIND) -> int:
     """What its first READ was answered."""
     known = pieces.read(task, version, kind, first, first + 32)
     assert pieces.has_begun
@@ -24,7 +24,7 @@ def read_piece(pieces: Pieces, task: int, version: bytes, first: int, reads: int
 
 
 def test_after_twenty_four_alike_the_next_is_known_by_its_first_read() -> None:
-    pieces = Pieces()
+    pieces = AlikePieces()
     for number in range(24):
         assert read_piece(pieces, 1, b"v%d" % number, 1000 * number, 4) == 0
     assert read_piece(pieces, 1, b"w", 5000, 4) == 5128
@@ -33,7 +33,7 @@ def test_after_twenty_four_alike_the_next_is_known_by_its_first_read() -> None:
 
 
 def test_readers_in_one_file_at_once_are_told_apart() -> None:
-    pieces, dice, found = Pieces(), random.Random(1), []
+    pieces, dice, found = AlikePieces(), random.Random(1), []
     readers = {task: [0, 4] for task in range(8)}
     for _ in range(400):
         task = dice.randrange(8)
@@ -49,7 +49,7 @@ def test_readers_in_one_file_at_once_are_told_apart() -> None:
 
 
 def test_pieces_that_differ_are_no_pieces_and_a_shorter_one_costs_its_rest_once() -> None:
-    pieces = Pieces()
+    pieces = AlikePieces()
     for number in range(40):
         assert read_piece(pieces, 1, b"v", 4096 * number, 2 + number % 3) == 0
     for number in range(40, 70):
@@ -63,13 +63,13 @@ def test_pieces_that_differ_are_no_pieces_and_a_shorter_one_costs_its_rest_once(
 
 
 def test_a_long_run_is_a_stream_and_no_piece() -> None:
-    pieces = Pieces()
+    pieces = AlikePieces()
     for number in range(30):
         assert read_piece(pieces, 1, b"v", 8192 * number, limits.PREFETCH_PIECE_MAX_BLOCKS // 32 + 1) == 0
 
 
 def test_who_may_not_fetch_only_learns() -> None:
-    pieces = Pieces()
+    pieces = AlikePieces()
     for number in range(30):
         read_piece(pieces, 1, b"v", 8192 * number, 4)
     assert pieces.read(1, b"w", KIND, 0, 32, may_fetch=False) == 0
@@ -78,14 +78,14 @@ def test_who_may_not_fetch_only_learns() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_reads_are_told_nothing(seed: int) -> None:
-    pieces, dice = Pieces(), random.Random(seed)
+    pieces, dice = AlikePieces(), random.Random(seed)
     for _ in range(5000):
         first = dice.randrange(100_000)
         assert pieces.read(dice.randrange(8), b"v", KIND, first, first + dice.choice((1, 8, 32))) == 0
 
 
 def test_memory_is_bounded() -> None:
-    pieces = Pieces()
+    pieces = AlikePieces()
     for number in range(5000):
         pieces.read(number, b"v", (b"%d" % number, b""), 0, 1)
         pieces.read(number, b"v", (b"%d" % number, b""), 100, 101)

@@ -37,7 +37,7 @@ class _Piece:
 
 
 class _Kind:
-    """Pieces of one kind of file that began with a READ of one length: the last ``count`` were alike, the shortest of ``blocks``."""
+    """AlikePieces of one kind of file that began with a READ of one length: the last ``count`` were alike, the shortest of ``blocks``."""
 
     __slots__ = ("beside", "blocks", "count", "latest", "needed")
 
@@ -69,7 +69,7 @@ class _Kind:
             self.count, self.blocks = 1, blocks
 
 
-class Pieces:
+class AlikePieces:
     """``wasted_blocks``: fetched ahead of a piece and not read by who read it, until taken."""
 
     def __init__(self) -> None:
