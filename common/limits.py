@@ -726,6 +726,14 @@ PREFETCH_WINDOWS_MAX_BYTES = 512 * 1024 * 1024
 PREFETCH_WINDOWS_CACHE_SHARE = 4
 """One part in so many of the cache is for all windows together, where that is less: what is evicted unread was fetched in vain."""
 
+PREFETCH_THROUGHOUT_MAX_BYTES = 8 * 1024 * 1024 * 1024
+PREFETCH_THROUGHOUT_CACHE_SHARE = 2
+"""So much is fetched and not read in all files that are read throughout, or one part in so many of the cache where that is less, which is
+what eviction keeps of such: 64 chunks of 64 MB, half read, are 2 GB. Beyond it files wait until something of the others is read."""
+
+PREFETCH_THROUGHOUT_FILE_MAX_BYTES = 128 * 1024 * 1024
+"""A file larger than this, or than half of the above, is not fetched as one: loaders' chunks and shards are 64 MB, rarely more."""
+
 PREFETCH_DECLARED_CACHE_SHARE = 0.75
 """The part of the cache that may lie ahead of the readers of declared plans, in flight or waiting to be read: what was read of a plan
 is not used again and leaves first, so that hardly anything else need stay. The rest is for what is just being read and written. Wait."""
@@ -780,6 +788,9 @@ PREFETCH_WASTE_SHARE = 0.03
 
 PREFETCH_DISTRUST_MAX_BYTES = 64 * 1024 * 1024
 """Waste beyond what is forgiven that is held against a file, or all: after 2.1 GB more of reads it gets another try. Forgotten."""
+
+PREFETCH_PIECE_MAX_BLOCKS = 1024
+"""4 MiB: what is longer is no piece that is fetched at its first READ, but a stream."""
 
 PREFETCH_FAILURE_PAUSE_S = 1.0
 """After a failed fetch nothing is planned for that file for so long."""

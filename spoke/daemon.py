@@ -554,6 +554,9 @@ def _planner(next_file: NextFile, capacity_bytes: int, recorder: OrderRecorder |
         declared_max_bytes=min(
             limits.PREFETCH_WINDOWS_MAX_BYTES, int(capacity_bytes * limits.PREFETCH_DECLARED_CACHE_SHARE)
         ),
+        throughout_max_bytes=min(
+            limits.PREFETCH_THROUGHOUT_MAX_BYTES, capacity_bytes // limits.PREFETCH_THROUGHOUT_CACHE_SHARE
+        ),
         recorder=recorder,
     )
 

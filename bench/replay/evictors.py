@@ -36,11 +36,21 @@ def runs(mask: int) -> list[tuple[int, int]]:
     return found
 
 
+def blocks_in(index: int, mask: int) -> BlockRange:
+    """The blocks of the extent of this index in its file from the first bit to the last."""
+    first = (mask & -mask).bit_length() - 1
+    return BlockRange(index * EXTENT_BLOCKS + first, mask.bit_length() - first)
+
+
 class Evictor(Protocol):
     name: str
 
-    def wrote(self, extent: int, length_bytes: int) -> None: ...
-    def touch(self, extent: int, length_bytes: int) -> None: ...
+    def wrote(self, extent: int, length_bytes: int, mask: int) -> None:
+        """Blocks ``mask`` of an extent arrived."""
+
+    def touch(self, extent: int, length_bytes: int, mask: int) -> None:
+        """A reader got some of an extent, out of its blocks ``mask``."""
+
     def gone(self, extent: int) -> None: ...
     def choose(self, newest: int = 0, mask: int = 0) -> tuple[int, int] | None:
         """The next victim: (extent, bits of its blocks, 0 for all); None when none may go. ``gone`` follows when all went.
@@ -68,14 +78,14 @@ class Ours:
             self._numbers[version] = number
         return file
 
-    def wrote(self, extent: int, length_bytes: int) -> None:
-        self._policy.wrote(self._file(extent >> FILE_SHIFT), extent & EXTENT_MASK, length_bytes)
+    def wrote(self, extent: int, length_bytes: int, mask: int) -> None:
+        self._policy.wrote(self._file(extent >> FILE_SHIFT), extent & EXTENT_MASK, length_bytes, mask)
 
-    def touch(self, extent: int, length_bytes: int) -> None:
+    def touch(self, extent: int, length_bytes: int, mask: int) -> None:
         file = self._files.get(extent >> FILE_SHIFT)
         if file is not None:
             index = extent & EXTENT_MASK
-            self._policy.touch(file, index, index + 1, length_bytes)
+            self._policy.touch(file, index, index + 1, length_bytes, blocks_in(index, mask))
 
     def gone(self, extent: int) -> None:
         self._policy.gone(self._file(extent >> FILE_SHIFT), extent & EXTENT_MASK)
@@ -104,6 +114,8 @@ class Ours:
         if found is None:
             return None
         bits = sum(bits_of(blocks) for blocks in found.blocks or ())
+        if bits:
+            policy.parted(found.file, found.extent, bits)
         return self._numbers[found.file.version] << FILE_SHIFT | found.extent, bits
 
 
@@ -113,11 +125,11 @@ class LeastRecent:
     def __init__(self) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
 
-    def wrote(self, extent: int, length_bytes: int) -> None:
+    def wrote(self, extent: int, length_bytes: int, mask: int) -> None:
         self._order[extent] = None
         self._order.move_to_end(extent)
 
-    def touch(self, extent: int, length_bytes: int) -> None:
+    def touch(self, extent: int, length_bytes: int, mask: int) -> None:
         if extent in self._order:
             self._order.move_to_end(extent)
 
@@ -137,10 +149,10 @@ class Clock:
     def __init__(self) -> None:
         self._ring: OrderedDict[int, bool] = OrderedDict()
 
-    def wrote(self, extent: int, length_bytes: int) -> None:
+    def wrote(self, extent: int, length_bytes: int, mask: int) -> None:
         self._ring.setdefault(extent, False)
 
-    def touch(self, extent: int, length_bytes: int) -> None:
+    def touch(self, extent: int, length_bytes: int, mask: int) -> None:
         if extent in self._ring:
             self._ring[extent] = True
 
@@ -167,11 +179,11 @@ class Belady:
         self._present: set[int] = set()
         self._heap: list[tuple[int, int]] = []
 
-    def wrote(self, extent: int, length_bytes: int) -> None:
+    def wrote(self, extent: int, length_bytes: int, mask: int) -> None:
         self._present.add(extent)
         self._push(extent)
 
-    def touch(self, extent: int, length_bytes: int) -> None:
+    def touch(self, extent: int, length_bytes: int, mask: int) -> None:
         if extent in self._present:
             self._push(extent)
 

@@ -102,6 +102,7 @@ class Bounds(TypedDict):
     stream_max_bytes: int
     windows_max_bytes: int
     declared_max_bytes: int
+    throughout_max_bytes: int
 
 
 class Planned(_Base):
@@ -139,10 +140,14 @@ class Planned(_Base):
         declared_max_bytes = min(
             limits.PREFETCH_WINDOWS_MAX_BYTES, int(capacity_bytes * limits.PREFETCH_DECLARED_CACHE_SHARE)
         )
+        throughout_max_bytes = min(
+            limits.PREFETCH_THROUGHOUT_MAX_BYTES, capacity_bytes // limits.PREFETCH_THROUGHOUT_CACHE_SHARE
+        )
         self.bounds = Bounds(
             stream_max_bytes=stream_max_bytes,
             windows_max_bytes=windows_max_bytes,
             declared_max_bytes=declared_max_bytes,
+            throughout_max_bytes=throughout_max_bytes,
         )
         self.planner = Planner(after.get, recorder=recorder, **self.bounds)
         self.read_ns: array[int] | None = array("Q") if timed else None

@@ -376,8 +376,8 @@ class Simulation:
             outcome.hits += 1
             if self._evictor is not None:
                 touch, share_bytes = self._evictor.touch, length_bytes // len(parts)
-                for extent, _ in parts:
-                    touch(extent, share_bytes)
+                for extent, mask in parts:
+                    touch(extent, share_bytes, mask)
         elif result == LATE:
             outcome.late += 1
         else:
@@ -441,7 +441,7 @@ class Simulation:
             share_bytes = read.length_bytes // len(read.parts)
             for extent, mask in read.parts:
                 if not mask & ~self.present.get(extent, 0):
-                    self._evictor.touch(extent, share_bytes)
+                    self._evictor.touch(extent, share_bytes, mask)
         if read.issued_s < 0:  # nobody waits
             return
         self.outcome.stall_s += self.now_s - read.issued_s
@@ -551,7 +551,7 @@ class Simulation:
         self.present[extent] = self.present.get(extent, 0) | request.mask
         self.used_bytes += request.size_bytes
         if self._evictor is not None:
-            self._evictor.wrote(extent, request.size_bytes)
+            self._evictor.wrote(extent, request.size_bytes, request.mask)
             self._make_room(extent, request.mask)
         for read in request.waiters:
             read.missing -= 1

@@ -6,7 +6,8 @@ and hits about capacity / data. What nobody uses any more must still leave: an e
 ``stale_after`` goes before all others, oldest first. That age is at least 2 x capacity of traffic, and more when
 uses are observed to lie further apart than that (``ReuseDistances``), else data = 4 x capacity would age out its
 own kept subset. Extents used a moment ago are spared (the rest of the extent is about to be read), and so are
-extents fetched ahead and not yet read, up to half the capacity.
+blocks fetched ahead and not yet read, up to half the capacity: an extent that was read in part gives way as others do, by its
+rank, but only what was read of it goes (one record of it read says nothing of the others, when files are read in random order).
 
 When orders tell what will be read (``foresight``), what they will use furthest in the future goes first, and before it what they
 will not use again, block by block; files in no order keep the rule above, and give way in proportion to the room they take.
@@ -40,6 +41,7 @@ _CANDIDATES_MAX = (
     64  # the lowest ranks found so far outlive one decision: a sample of 32 then chooses like one of thousands
 )
 _FRESH_MAX = 8192
+_WHOLE = (1 << EXTENT_BLOCKS) - 1  # a bit for each block of an extent
 _BARREN_SHARE = 256  # after a search of everything in vain: the traffic, as a share of the capacity, until the next
 _FRESH_PER_CHOICE = 8
 _FORESEEN_SAMPLE = 4
@@ -58,9 +60,13 @@ def extent_rank(seed: int, extent: int) -> int:
 
 
 class FileExtents:
-    """What eviction knows of one file. ``busy``: extents with a write or a punch under way; ``pins``: reasons to keep the file."""
+    """What eviction knows of one file. ``busy``: extents with a write or a punch under way; ``pins``: reasons to keep the file.
 
-    __slots__ = ("busy", "in_pool", "pins", "places", "seed", "ticks", "unread", "version")
+    ``unread``: 1 for extents of which something was fetched ahead and not read. ``halves``: of those of which not all is, (blocks fetched
+    ahead and not read, blocks that were read and are here), a bit for each.
+    """
+
+    __slots__ = ("busy", "halves", "in_pool", "pins", "places", "seed", "ticks", "unread", "version")
 
     def __init__(self, version: bytes, extent_count: int) -> None:
         self.version = version
@@ -68,6 +74,7 @@ class FileExtents:
         self.ticks = array("I", bytes(4 * extent_count))
         self.places = array("I", [_NOWHERE]) * extent_count
         self.unread = bytearray(extent_count)
+        self.halves: dict[int, tuple[int, int]] = {}
         self.busy: dict[int, int] = {}
         self.pins = 0
         self.in_pool = 0
@@ -171,10 +178,10 @@ class EvictionPolicy:
         self._fresh: deque[tuple[FileExtents, int]] = deque(maxlen=_FRESH_MAX)
         self._candidates: list[tuple[FileExtents, int]] = []  # lowest rank first
         self._candidate_ranks: list[int] = []
-        self._wanted: OrderedDict[tuple[bytes, int], None] = OrderedDict()
+        self._wanted: OrderedDict[tuple[bytes, int], int] = OrderedDict()
         self._read_bytes = EXTENT_BYTES  # so that tick 0 means "never"
         self._written_bytes = EXTENT_BYTES
-        self._protected_count = 0
+        self.protected_blocks = 0
         self._barren_until_tick = 0
         self._young_ticks = 1
         self._capacity_ticks = 1
@@ -198,8 +205,8 @@ class EvictionPolicy:
         file.ticks[extent] = 1
         self._enter(file, extent)
 
-    def wrote(self, file: FileExtents, extent: int, length_bytes: int) -> None:
-        """Bytes of the extent arrived in the cache: fetched ahead, unless somebody wanted it (``want``) before."""
+    def wrote(self, file: FileExtents, extent: int, length_bytes: int, mask: int = _WHOLE) -> None:
+        """Bytes of the extent, blocks ``mask``, arrived in the cache: fetched ahead, unless somebody wanted them (``want``) before."""
         self._written_bytes += length_bytes
         now = self.now_tick
         if file.places[extent] == _NOWHERE:
@@ -210,28 +217,32 @@ class EvictionPolicy:
                 last = self._ghosts.pop(rank)
                 self._reuse.seen(None if last is None else max(1, now - last))
         file.ticks[extent] = now & _MASK_32
-        if (file.version, extent) in self._wanted:
-            del self._wanted[file.version, extent]
-            self._set_read(file, extent)
-        elif not file.unread[extent] and self._protected_count < self._capacity_ticks // _PROTECTED_SHARE:
-            file.unread[extent] = 1
-            self._protected_count += 1
+        wanted = self._wanted.pop((file.version, extent), 0)
+        if wanted:
+            if wanted & ~mask:
+                self._wanted[file.version, extent] = wanted & ~mask
+            self._read_part(file, extent, wanted & mask)
+            mask &= ~wanted
+        if mask and self.protected_blocks < self._capacity_ticks * EXTENT_BLOCKS // _PROTECTED_SHARE:
+            self._protect(file, extent, mask)
 
-    def want(self, version: bytes, first_extent: int, end_extent: int) -> None:
-        """A reader needed these extents and did not find them whole: when they arrive they count as read."""
-        for extent in range(first_extent, end_extent):
-            self._wanted[version, extent] = None
+    def want(self, version: bytes, blocks: BlockRange) -> None:
+        """A reader needed these blocks and did not find them: when they arrive they count as read."""
+        for extent, mask in masks_of(blocks):
+            self._wanted[version, extent] = self._wanted.get((version, extent), 0) | mask
             if len(self._wanted) > CACHE_WANTED_MAX:
                 self._wanted.popitem(last=False)
 
-    def touch(self, file: FileExtents, first_extent: int, end_extent: int, length_bytes: int) -> None:
-        """A reader got ``length_bytes`` out of these extents."""
+    def touch(
+        self, file: FileExtents, first_extent: int, end_extent: int, length_bytes: int, blocks: BlockRange | None = None
+    ) -> None:
+        """A reader got ``length_bytes`` out of these extents: ``blocks`` of them (None: all)."""
         self._read_bytes += length_bytes
         now = max(self._read_bytes, self._written_bytes) >> _TICK_SHIFT & _MASK_32
         ticks, unread = file.ticks, file.unread
         for extent in range(first_extent, end_extent):
             if unread[extent]:
-                self._set_read(file, extent)
+                self._read_part(file, extent, _WHOLE if blocks is None else mask_in(blocks, extent))
             last = ticks[extent]
             if last != now:
                 ticks[extent] = now
@@ -256,6 +267,17 @@ class EvictionPolicy:
         if not file.in_pool and self._by_version.get(file.version) is file:
             del self._by_version[file.version]
 
+    def parted(self, file: FileExtents, extent: int, mask: int) -> None:
+        """Blocks ``mask`` of the extent left the cache, others are still here."""
+        if not file.unread[extent]:
+            return
+        unread, read = file.halves.get(extent) or (_WHOLE, 0)
+        if not unread & ~mask:
+            self._set_read(file, extent)
+            return
+        self.protected_blocks -= (unread & mask).bit_count()
+        file.halves[extent] = unread & ~mask, read & ~mask
+
     def stale_after_ticks(self) -> float:
         """The age beyond which an extent counts as no longer used by anybody."""
         self._reuse.fade(self.now_tick, self._capacity_ticks)
@@ -275,7 +297,7 @@ class EvictionPolicy:
         found = self._choose_by_past(whole_files)
         if found is None or (foresight is not None and nearer_stay >= 0 and foresight.knows(found[0].version)):
             return None
-        return Victim(*found)
+        return self._what_goes_of(*found, whole_files)
 
     def _choose_by_past(self, whole_files: bool, avoid: Foresight | None = None) -> tuple[FileExtents, int] | None:
         """``avoid``: only extents of versions that this knows nothing of."""
@@ -322,7 +344,7 @@ class EvictionPolicy:
         if self._dice.random() * len(places) < in_no_order:
             found = self._choose_by_past(whole_files, avoid=foresight)
             if found is not None:
-                return Victim(*found)
+                return self._what_goes_of(*found, whole_files)
         if whole_files:
             return self._choose_file(foresight, nearer_stay)
         victim = self._parts.take_spent(foresight)
@@ -394,7 +416,7 @@ class EvictionPolicy:
         now = self.now_tick & _MASK_32
         for _ in range(min(_FRESH_PER_CHOICE, len(self._fresh))):
             file, extent = self._fresh.popleft()
-            if file.places[extent] == _NOWHERE or file.unread[extent]:
+            if file.places[extent] == _NOWHERE or (file.unread[extent] and not self._read_here(file, extent)):
                 continue
             if (now - file.ticks[extent] & _MASK_32) > self._young_ticks:
                 self._add_candidate(file, extent)
@@ -436,7 +458,21 @@ class EvictionPolicy:
     def _may_go(self, file: FileExtents, extent: int, age_ticks: int, whole_files: bool) -> bool:
         if self._is_held(file, extent, whole_files):
             return False
-        return not file.unread[extent] or age_ticks > self._capacity_ticks
+        if not file.unread[extent] or age_ticks > self._capacity_ticks:
+            return True
+        return not whole_files and bool(self._read_here(file, extent))
+
+    def _what_goes_of(self, file: FileExtents, extent: int, whole_files: bool) -> Victim[FileExtents]:
+        """All of an extent, or what was read of it, while the rest was fetched ahead and is waited for."""
+        read = self._read_here(file, extent) if file.unread[extent] and not whole_files else 0
+        if not read or (self.now_tick - file.ticks[extent] & _MASK_32) > self._capacity_ticks:
+            return Victim(file, extent)
+        return Victim(file, extent, blocks_of(extent, read))
+
+    def _read_here(self, file: FileExtents, extent: int) -> int:
+        """Blocks of an extent in which others are not read yet that were read, and may go; a bit for each."""
+        half = file.halves.get(extent)
+        return half[1] if half is not None else 0
 
     def _present_in(self, file: FileExtents, blocks: BlockRange) -> list[BlockRange]:
         return self.present(file, blocks) if file.places[blocks.first_block // EXTENT_BLOCKS] != _NOWHERE else []
@@ -451,8 +487,62 @@ class EvictionPolicy:
         self._pool_files.append(file)
         self._pool_extents.append(extent)
 
+    def _protect(self, file: FileExtents, extent: int, mask: int) -> None:
+        """Blocks of an extent were fetched ahead."""
+        if not file.unread[extent]:
+            file.unread[extent] = 1
+            if len(file.ticks) == 1:  # a small file: read in part, it is read
+                mask = _WHOLE
+            if mask != _WHOLE:
+                file.halves[extent] = mask, 0
+            self.protected_blocks += mask.bit_count()
+        elif extent in file.halves:
+            unread, read = file.halves[extent]
+            self.protected_blocks += (mask & ~unread).bit_count()
+            file.halves[extent] = unread | mask, read & ~mask
+
+    def _read_part(self, file: FileExtents, extent: int, mask: int) -> None:
+        """Blocks of an extent, of which something was fetched ahead, were read."""
+        if not file.unread[extent]:
+            return
+        unread, read = file.halves.get(extent) or (_WHOLE, 0)
+        left = unread & ~mask
+        if not left or len(file.ticks) == 1:
+            self._set_read(file, extent)
+            return
+        self.protected_blocks -= (unread & mask).bit_count()
+        if not read:
+            self._fresh.append((file, extent))
+        file.halves[extent] = left, read | mask
+
     def _set_read(self, file: FileExtents, extent: int) -> None:
         if file.unread[extent]:
             file.unread[extent] = 0
-            self._protected_count -= 1
+            half = file.halves.pop(extent, None)
+            self.protected_blocks -= half[0].bit_count() if half is not None else EXTENT_BLOCKS
             self._fresh.append((file, extent))
+
+
+def mask_in(blocks: BlockRange, extent: int) -> int:
+    """A bit for each of the blocks that lies in an extent."""
+    first_block = extent * EXTENT_BLOCKS
+    start = max(0, blocks.first_block - first_block)
+    end = min(EXTENT_BLOCKS, blocks.end_block - first_block)
+    return (1 << end) - (1 << start) if start < end else 0
+
+
+def masks_of(blocks: BlockRange) -> list[tuple[int, int]]:
+    """(extent, a bit for each of the blocks in it) for each extent that the blocks touch."""
+    extents = range(blocks.first_block // EXTENT_BLOCKS, -(-blocks.end_block // EXTENT_BLOCKS))
+    return [(extent, mask_in(blocks, extent)) for extent in extents]
+
+
+def blocks_of(extent: int, mask: int) -> list[BlockRange]:
+    """The runs of set bits of an extent."""
+    found, base_block = [], extent * EXTENT_BLOCKS
+    while mask:
+        bit = (mask & -mask).bit_length() - 1
+        count = (~(mask >> bit) & -~(mask >> bit)).bit_length() - 1
+        found.append(BlockRange(base_block + bit, count))
+        mask &= ~(((1 << count) - 1) << bit)
+    return found

@@ -98,8 +98,13 @@ class BlockReader:
             return None
         self._shelf.used(file)
         assert file.extents is not None
+        first_block = offset_bytes >> _BLOCK_SHIFT
         self._policy.touch(
-            file.extents, offset_bytes >> _EXTENT_SHIFT, (end_bytes - 1 >> _EXTENT_SHIFT) + 1, length_bytes
+            file.extents,
+            offset_bytes >> _EXTENT_SHIFT,
+            (end_bytes - 1 >> _EXTENT_SHIFT) + 1,
+            length_bytes,
+            BlockRange(first_block, (end_bytes - 1 >> _BLOCK_SHIFT) + 1 - first_block),
         )
         return buffer
 
@@ -111,8 +116,7 @@ class BlockReader:
             absent = [blocks] if file is None else loaded(file).missing(blocks)
             if file is None or absent:
                 for found in absent:
-                    wanted = extents_of(found)
-                    self._policy.want(version, wanted.start, wanted.stop)
+                    self._policy.want(version, found)
                 raise BlocksMissing(absent)
             if not self._health.may_read(self._clock()):
                 raise BlocksMissing([blocks])
@@ -124,7 +128,7 @@ class BlockReader:
             if bad:
                 raise BlocksMissing(bad)
             assert file.extents is not None
-            self._policy.touch(file.extents, extents.start, extents.stop, span[1])
+            self._policy.touch(file.extents, extents.start, extents.stop, span[1], blocks)
             return data
         raise BlocksMissing([blocks])
 

@@ -15,7 +15,7 @@ from common.limits import CACHE_CLOSE_TIMEOUT_S, CACHE_SLOW_LOAD_S
 from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, extents_of, free_blocks, load_blocks, remove_pair, stamp_of
 from spoke.cache.disk import Disk
-from spoke.cache.eviction import EvictionPolicy, FileExtents
+from spoke.cache.eviction import EvictionPolicy, FileExtents, mask_in
 from spoke.cache.index import DamagedIndex
 from spoke.cache.open_files import OpenFiles
 from spoke.cache.presence import BlockMap
@@ -153,6 +153,9 @@ class Shelf(OpenFiles):
         for extent in touched:
             if not blocks.present_in_extent(extent):
                 self.policy.gone(extents, extent)
+            else:
+                for found in ranges:
+                    self.policy.parted(extents, extent, mask_in(found, extent))
         return blocks, extents
 
     def free(self, file: CachedFile, ranges: list[BlockRange]) -> asyncio.Task[None] | None:

@@ -350,9 +350,10 @@ class Store:
         extents = extents_of(blocks)
         file = self._find(version, size_bytes)
         if file is None or file.extents is None or loaded(file).missing(blocks):
-            self._policy.want(version, extents.start, extents.stop)
+            self._policy.want(version, blocks)
         else:
-            self._policy.touch(file.extents, extents.start, extents.stop, min(length_bytes, size_bytes - offset_bytes))
+            read_bytes = min(length_bytes, size_bytes - offset_bytes)
+            self._policy.touch(file.extents, extents.start, extents.stop, read_bytes, blocks)
 
     async def verify(self, version: bytes, size_bytes: int, blocks: BlockRange | None = None) -> bool:
         """Check every block not yet checked, slice by slice in a read thread; True when all are here and verified.

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
+from common.blocks import BLOCK_BYTES, BlockRange
 from common.errors import CacheWriteError
 from common.limits import CACHE_STATVFS_EVERY_BYTES
 from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, write_blocks
 from spoke.cache.disk import Disk
+from spoke.cache.eviction import masks_of
 from spoke.cache.health import DiskHealth, NoRoom, TroubleKind, kind_of
 from spoke.cache.open_files import NOT_THE_DISK
 from spoke.cache.quota import FILE_OVERHEAD_BYTES, WRITE_OVERHEAD_BYTES, FreeSpace
@@ -146,11 +147,8 @@ class BlockWriter:
             self._on_well()
         loaded(file).set_verified(blocks)
         assert file.extents is not None
-        for extent in extents_of(blocks):
-            part_blocks = min(blocks.end_block, (extent + 1) * EXTENT_BLOCKS) - max(
-                blocks.first_block, extent * EXTENT_BLOCKS
-            )
-            self._policy.wrote(file.extents, extent, part_blocks * BLOCK_BYTES)
+        for extent, mask in masks_of(blocks):
+            self._policy.wrote(file.extents, extent, mask.bit_count() * BLOCK_BYTES, mask)
         self._on_written(file)
 
     async def _write_to_disk(

@@ -10,7 +10,7 @@ from spoke.prefetch.known_file import KnownFile, reason_of
 from spoke.prefetch.scorecard import Reason
 from spoke.prefetch.streams import Run
 
-_REASONS = (Reason.SEQUENTIAL, Reason.STRIDED, Reason.SMALL_FILE, Reason.NEXT_FILE)
+_REASONS = (Reason.SEQUENTIAL, Reason.STRIDED, Reason.SMALL_FILE, Reason.NEXT_FILE, Reason.THROUGHOUT)
 
 
 class Accounts:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from common import limits
 from common.blocks import BLOCK_BYTES, BlockRange
 from spoke.prefetch.accounts import Accounts
+from spoke.prefetch.alike import Alike
 from spoke.prefetch.chains import FileFacts, NextFile
 from spoke.prefetch.files_in_order import FilesInOrder
 from spoke.prefetch.known_file import KnownFile, first_bytes, reason_of
@@ -28,7 +29,8 @@ from spoke.prefetch.window import Latency, Window
 class Guesses:
     """A :class:`~spoke.prefetch.source.Source`. ``small_file_bytes``, ``stream_max_bytes``, ``windows_max_bytes``: as the planner's.
 
-    ``files``: what is known of versions, by version. ``jobs``, ``scattered``, ``waited``: what is to be planned, if any is not empty.
+    ``files``: what is known of versions, by version. ``jobs``, ``scattered``, ``waited``, ``rests``: what is to be planned,
+    if any is not empty.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Guesses:
         small_file_bytes: int,
         stream_max_bytes: int,
         windows_max_bytes: int,
+        throughout_max_bytes: int = limits.PREFETCH_THROUGHOUT_MAX_BYTES,
     ) -> None:
         self._accounts = Accounts()
         self.files: OrderedDict[bytes, KnownFile] = OrderedDict()
@@ -56,6 +59,8 @@ class Guesses:
         self._beside = Scattered(
             self._accounts, ledger, latency, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes
         )
+        self._alike = Alike(self._accounts, ledger, throughout_max_bytes)
+        self.rests = self._alike.rests
         self.jobs, self.scattered, self.waited = self._windows.jobs, self._beside.pieces, self._beside.waited
         self._in_order = FilesInOrder(
             next_file,
@@ -71,7 +76,7 @@ class Guesses:
 
     @property
     def has_plans(self) -> bool:
-        return bool(self.jobs or self.scattered or self.waited)
+        return bool(self.jobs or self.scattered or self.waited or self.rests)
 
     @property
     def active_count(self) -> int:
@@ -98,6 +103,7 @@ class Guesses:
     def evicted(self, version: bytes, blocks: BlockRange, wasted: Mapping[Reason, int]) -> None:
         """Blocks were evicted; ``wasted``: bytes of them that nobody had read, by what they were fetched for."""
         self._accounts.evicted(self.files.get(version), blocks, wasted)
+        self._alike.evicted(version, blocks, wasted)
 
     def read(
         self,
@@ -129,6 +135,8 @@ class Guesses:
         self._accounts.read.total += read_bytes
         if file.whole is not None:
             self._in_order.read_whole(file, file.whole, missed=seen.result == "miss")
+            return None
+        if not foretold and self._alike.read(file, seen, start_block, end_block):
             return None
         runs = file.runs
         self._next_id += 1
@@ -178,7 +186,13 @@ class Guesses:
         if self.scattered:
             fetches = self._beside.plan(now_s, budget_bytes)
             budget_bytes -= sum(fetch.blocks.block_count for fetch in fetches) * BLOCK_BYTES
-        return self._windows.plan(now_s, budget_bytes, fetches) if self.jobs else fetches
+        if self.jobs:
+            fetches = self._windows.plan(now_s, budget_bytes, fetches)
+        if self.rests:
+            fetches += self._alike.plan(
+                now_s, budget_bytes - sum(fetch.blocks.block_count for fetch in fetches) * BLOCK_BYTES
+            )
+        return fetches
 
     def plan_waited(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What readers abreast stand before, whether it is under way or not; at most ``budget_bytes``, in the order of its place."""

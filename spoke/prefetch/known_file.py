@@ -11,6 +11,7 @@ from spoke.prefetch.gate import ReadBytes, Trust
 from spoke.prefetch.scorecard import Reason
 from spoke.prefetch.streams import Run, RunTable
 from spoke.prefetch.strides import StrideTable
+from spoke.prefetch.throughout import kind_of
 
 WHOLE_EXTENTS_FROM_BYTES = EXTENT_BYTES * 3 // 2
 _WINDOW_PIECES, _PIECE_MAX_EXTENTS = 16, 8
@@ -22,11 +23,12 @@ class KnownFile:
     ``whole``: the plan of one that is fetched as a whole. ``following``: beginnings of the files after it, anticipated.
     """
 
-    __slots__ = ("block_count", "chain", "facts", "following", "paused_until_s", "read", "runs", "strides", "trust", "whole",
+    __slots__ = ("block_count", "chain", "facts", "following", "kind", "paused_until_s", "read", "runs", "strides", "trust", "whole",
                  "whole_reason")  # fmt: skip
 
     def __init__(self, facts: FileFacts) -> None:
         self.facts = facts
+        self.kind = kind_of(facts)
         self.block_count = count_blocks(facts.size_bytes)
         self.runs = RunTable(self.block_count)
         self.strides = StrideTable(self.block_count)

@@ -50,6 +50,7 @@ class Planner:
         recorder: OrderRecorder | None = None,
         windows_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
         declared_max_bytes: int = limits.PREFETCH_WINDOWS_MAX_BYTES,
+        throughout_max_bytes: int = limits.PREFETCH_THROUGHOUT_MAX_BYTES,
     ) -> None:
         self._recorder = recorder
         self.on_read: Callable[[FileFacts, int, int], None] | None = None
@@ -67,6 +68,7 @@ class Planner:
             small_file_bytes=small_file_bytes,
             stream_max_bytes=stream_max_bytes,
             windows_max_bytes=windows_max_bytes,
+            throughout_max_bytes=throughout_max_bytes,
         )
         self._following = Following(
             self._ledger,
@@ -92,7 +94,7 @@ class Planner:
     def has_plans(self) -> bool:
         """:meth:`plan` may give something; asked after every read, so that most cost no more."""
         guesses, following = self._guesses, self._following
-        return bool(guesses.jobs or guesses.scattered or guesses.waited) or (
+        return bool(guesses.jobs or guesses.scattered or guesses.waited or guesses.rests) or (
             following.may_have_plans and following.has_plans
         )
 

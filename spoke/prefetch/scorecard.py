@@ -27,6 +27,8 @@ class Reason(Enum):
     LEARNED = "learned"
     REPORTED = "reported"
     """Learned by another spoke, which told of it through the hub."""
+    THROUGHOUT = "throughout"
+    """The rest of a file of a kind that is read whole, in scattered places."""
 
     __hash__ = object.__hash__  # Enum's own is written in Python, and each READ looks some up
 

@@ -168,8 +168,8 @@ def test_next_uses_follow_the_order() -> None:
 def test_clock_gives_a_second_chance() -> None:
     clock = Clock()
     for extent in (1, 2, 3):
-        clock.wrote(extent, 1)
-    clock.touch(1, 1)
+        clock.wrote(extent, 1, 1)
+    clock.touch(1, 1, 1)
     assert clock.choose() == (2, 0)
     clock.gone(2)
     assert clock.choose() == (3, 0)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from common.blocks import EXTENT_BYTES
+from common.blocks import EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
 from spoke.cache.eviction import EvictionPolicy, FileExtents, ReuseDistances, extent_rank
 from spoke.cache.foreseen import Victim
 
@@ -48,7 +48,7 @@ class Simulated:
         hit = number in self.cached
         for _ in range(PIECES):
             if number not in self.cached:
-                self.policy.want(file.version, extent, extent + 1)
+                self.policy.want(file.version, BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS))
                 self.fetch(number)
             self.policy.touch(file, extent, extent + 1, EXTENT_BYTES // PIECES)
         return hit
@@ -122,7 +122,7 @@ def test_protection_ends_when_nobody_comes() -> None:
 def test_a_wanted_extent_is_not_protected_when_it_arrives() -> None:
     policy = EvictionPolicy(Random(0), 16 * EXTENT_BYTES)
     file = FileExtents(b"v" * 16, 2)
-    policy.want(file.version, 0, 1)
+    policy.want(file.version, BlockRange(0, EXTENT_BLOCKS))
     policy.wrote(file, 0, EXTENT_BYTES)
     policy.wrote(file, 1, EXTENT_BYTES)
     assert list(file.unread) == [0, 1]

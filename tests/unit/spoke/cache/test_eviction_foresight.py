@@ -109,7 +109,7 @@ class Cache:
         file, extent = self.place(number)
         hit = number in self.cached
         if not hit:
-            self.policy.want(file.version, extent, extent + 1)
+            self.policy.want(file.version, BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS))
             self.fetch(number)
         self.policy.touch(file, extent, extent + 1, EXTENT_BYTES)
         if self.tells:

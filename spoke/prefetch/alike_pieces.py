@@ -1,0 +1,131 @@
+"""Readers who read a piece here and a piece there, all pieces alike: how far one that begins is read on, by those before it. Pure.
+
+A chunk of an array, a row group, a record of many pages: each is read from its first block to its last, at a place that chance chose, and
+its first READ tells how long it will be, since the pieces of a kind of file that began with such a READ all were that long. Who read on
+is told apart by task: several read in one file at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+from common import limits
+
+_FEWEST, _FEWEST_MOST = 24, 256
+"""So many in a row must have been alike; twice as many after each that was fetched and was shorter."""
+
+_ALIKE = 1.25
+"""So much longer than the shortest in the row may one be."""
+
+_BESIDE_LATEST, _BESIDE_MEMORY, _BESIDE_SHARE = 16, 16, 0.25
+"""Where a quarter of the last pieces, about, began at the end of one of the 16 before, readers go abreast, which `abreast` knows better."""
+
+_KINDS_MAX = 256
+
+
+class _Piece:
+    """What a task reads now: blocks up to ``next_block`` of a version. ``guessed_block``: the end of what was fetched ahead of it."""
+
+    __slots__ = ("guessed_block", "key", "next_block", "start_block", "version")
+
+    def __init__(self, version: bytes, start_block: int, next_block: int, key: tuple[object, int]) -> None:
+        self.version = version
+        self.start_block = start_block
+        self.next_block = next_block
+        self.key = key
+        self.guessed_block = 0
+
+
+class _Kind:
+    """Pieces of one kind of file that began with a READ of one length: the last ``count`` were alike, the shortest of ``blocks``."""
+
+    __slots__ = ("beside", "blocks", "count", "latest", "needed")
+
+    def __init__(self) -> None:
+        self.latest: deque[tuple[bytes, int]] = deque(maxlen=_BESIDE_LATEST)
+        self.beside = 0.0
+        self.blocks = self.count = 0
+        self.needed = _FEWEST
+
+    def begun(self, version: bytes, start_block: int) -> None:
+        """One begins here: where one of the latest will end, if it is a sweep that many read together."""
+        is_beside = (version, start_block - self.blocks) in self.latest
+        self.beside += (is_beside - self.beside) / _BESIDE_MEMORY
+        self.latest.append((version, start_block))
+
+    @property
+    def are_scattered(self) -> bool:
+        return self.beside < _BESIDE_SHARE
+
+    def over(self, blocks: int, guessed_blocks: int) -> None:
+        """One was so long, and ``guessed_blocks`` had been fetched of it (0: nothing)."""
+        if guessed_blocks:
+            is_short = blocks < guessed_blocks
+            self.needed = min(2 * self.needed, _FEWEST_MOST) if is_short else max(_FEWEST, self.needed - 1)
+        if self.count and self.blocks <= blocks * _ALIKE and blocks <= self.blocks * _ALIKE:
+            self.count += 1
+            self.blocks = min(self.blocks, blocks)
+        else:
+            self.count, self.blocks = 1, blocks
+
+
+class AlikePieces:
+    """``wasted_blocks``: fetched ahead of a piece and not read by who read it, until taken."""
+
+    def __init__(self) -> None:
+        self._reading: OrderedDict[int, _Piece] = OrderedDict()
+        self._kinds: OrderedDict[tuple[object, int], _Kind] = OrderedDict()
+        self.wasted_blocks = 0
+        self.has_begun = False
+        """The last READ began a piece."""
+
+    def __len__(self) -> int:
+        """Tasks and kinds remembered."""
+        return len(self._reading) + len(self._kinds)
+
+    def read(
+        self, task_id: int, version: bytes, kind: object, start_block: int, end_block: int, *, may_fetch: bool = True
+    ) -> int:
+        """A READ by a task. Returns the block up to which its piece will be read, or 0 where that is not known."""
+        piece = self._reading.get(task_id)
+        if piece is not None and piece.version == version and piece.next_block - 1 <= start_block <= piece.next_block:
+            piece.next_block = max(piece.next_block, end_block)
+            self.has_begun = False
+            return piece.guessed_block if start_block < piece.guessed_block else 0
+        if piece is not None:
+            self._over(piece)
+        self.has_begun = True
+        key = kind, end_block - start_block
+        piece = self._reading[task_id] = _Piece(version, start_block, end_block, key)
+        self._reading.move_to_end(task_id)
+        if len(self._reading) > limits.PREFETCH_ACTIVE_MAX_STREAMS:
+            self._reading.popitem(last=False)
+        known = self._kinds.get(key)
+        if known is not None:
+            known.begun(version, start_block)
+        if (
+            known is None
+            or not known.are_scattered
+            or known.count < known.needed
+            or known.blocks > limits.PREFETCH_PIECE_MAX_BLOCKS
+            or not may_fetch
+        ):
+            return 0
+        guessed_block = start_block + known.blocks
+        if guessed_block <= end_block:
+            return 0
+        piece.guessed_block = guessed_block
+        return guessed_block
+
+    def _over(self, piece: _Piece) -> None:
+        if piece.guessed_block > piece.next_block:
+            self.wasted_blocks += piece.guessed_block - piece.next_block
+        known = self._kinds.get(piece.key)
+        if known is None:
+            known = self._kinds[piece.key] = _Kind()
+            if len(self._kinds) > _KINDS_MAX:
+                self._kinds.popitem(last=False)
+        else:
+            self._kinds.move_to_end(piece.key)
+        guessed_blocks = piece.guessed_block - piece.start_block if piece.guessed_block else 0
+        known.over(piece.next_block - piece.start_block, guessed_blocks)
