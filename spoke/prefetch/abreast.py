@@ -94,7 +94,7 @@ class Abreast:
         """Call after :meth:`begun`: ``first_block`` is the end of what is fetched anyway, as the file is read from its first byte on.
 
         Where several began at equal distances from there at once, each for itself, that is hurried: the first batch is wanted before the
-        others' first READs, and none of them has come back yet that could show who reads on. It costs hardly a byte: what is hurried is fetched anyway.
+        others' first READs, and none of them has come back yet that could show who reads on. It is fetched anyway, but for a few blocks.
         """
         starts = self._starts
         if self._hurried or len(starts) < _FEWEST or starts[0]:
