@@ -34,7 +34,7 @@ def render(facts: Mapping[str, Any]) -> str:
         f"up {facts['uptime_s']:.0f} s)",
         f"  phase      {facts['phase']['name']}: {facts['phase']['why']}",
         f"  hub        {'linked' if hub['connected'] else 'NOT LINKED: ' + hub['in_words']}, {len(hub['links'])} links, "
-        f"round trip {rtt}, best rate {format_rate(hub['rate_bytes_per_s'])}",
+        f"round trip {rtt}, best rate lately {format_rate(hub['rate_bytes_per_s'])}",
         f"  names      {names['entries']} names, {format_size(names['file_bytes'])}, revision {names['revision']}, "
         + (f"pinned to {names['pinned']}" if names["pinned"] else f"confirmed {stale}"),
         f"  cache      {format_size(cache['used_bytes'])} of {format_size(cache['capacity_bytes'])} in {cache['directory']}, "

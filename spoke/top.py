@@ -62,7 +62,7 @@ def draw(facts: Mapping[str, Any]) -> RenderableType:
         ),
         Text(
             f"hub    {'linked' if hub['connected'] else 'NOT LINKED'}, {facts['links']} links, round trip {rtt}, "
-            f"best rate {format_rate(hub['rate_bytes_per_s'])}",
+            f"best rate lately {format_rate(hub['rate_bytes_per_s'])}",
             "" if hub["connected"] else "bold red",
         ),
         Text(

@@ -24,7 +24,10 @@ def recipe(
         bool, typer.Option("--once", help="Load the first segment and end; do not stay to make the next ones.")
     ] = False,
 ) -> None:
-    """Compute what a known loader will read, from its seed and index files; options are the loader's own, as --seed 1234."""
+    """Compute what a known loader will read, from its seed and index files.
+
+    Options are the loader's own, as --seed 1234; one that a recipe does not have is refused with a list of those it has.
+    """
     words = list(context.args)
     if words and not words[0].startswith("--"):
         raise UsageError(f"{words[0]!r} is no option; options of a recipe begin with --")
