@@ -185,6 +185,7 @@ class EvictionPolicy:
         self._barren_until_tick = 0
         self._young_ticks = 1
         self._capacity_ticks = 1
+        self._protected_most_blocks = 0
         self.set_capacity(capacity_bytes)
 
     def __len__(self) -> int:
@@ -199,6 +200,7 @@ class EvictionPolicy:
         """The capacity as it is now: ages are counted in it."""
         self._capacity_ticks = max(1, capacity_bytes >> _TICK_SHIFT)
         self._young_ticks = max(1, self._capacity_ticks // _YOUNG_SHARE)
+        self._protected_most_blocks = self._capacity_ticks * EXTENT_BLOCKS // _PROTECTED_SHARE
 
     def restored(self, file: FileExtents, extent: int) -> None:
         """The extent was found on disk: as if last used when the cache was opened."""
@@ -209,7 +211,8 @@ class EvictionPolicy:
         """Bytes of the extent, blocks ``mask``, arrived in the cache: fetched ahead, unless somebody wanted them (``want``) before."""
         self._written_bytes += length_bytes
         now = self.now_tick
-        if file.places[extent] == _NOWHERE:
+        is_new = file.places[extent] == _NOWHERE
+        if is_new:
             self._enter(file, extent)
             self._fresh.append((file, extent))
             rank = extent_rank(file.seed, extent)
@@ -218,13 +221,18 @@ class EvictionPolicy:
                 self._reuse.seen(None if last is None else max(1, now - last))
         file.ticks[extent] = now & _MASK_32
         wanted = self._wanted.pop((file.version, extent), 0)
+        read = wanted & mask
         if wanted:
             if wanted & ~mask:
                 self._wanted[file.version, extent] = wanted & ~mask
-            self._read_part(file, extent, wanted & mask)
-            mask &= ~wanted
-        if mask and self.protected_blocks < self._capacity_ticks * EXTENT_BLOCKS // _PROTECTED_SHARE:
-            self._protect(file, extent, mask)
+            self._read_part(file, extent, read)
+            mask &= ~read
+        count = EXTENT_BLOCKS if len(file.ticks) == 1 else mask.bit_count()
+        if mask and self.protected_blocks + count <= self._protected_most_blocks:
+            others = read if is_new or file.unread[extent] else self._present_mask(file, extent) & ~mask
+            self._protect(file, extent, mask, others)
+        elif extent in file.halves:
+            self._may_go_with(file, extent, mask)
 
     def want(self, version: bytes, blocks: BlockRange) -> None:
         """A reader needed these blocks and did not find them: when they arrive they count as read."""
@@ -460,6 +468,8 @@ class EvictionPolicy:
             return False
         if not file.unread[extent] or age_ticks > self._capacity_ticks:
             return True
+        if self.protected_blocks > self._protected_most_blocks:  # the capacity has shrunk since
+            return True
         return not whole_files and bool(self._read_here(file, extent))
 
     def _what_goes_of(self, file: FileExtents, extent: int, whole_files: bool) -> Victim[FileExtents]:
@@ -487,19 +497,35 @@ class EvictionPolicy:
         self._pool_files.append(file)
         self._pool_extents.append(extent)
 
-    def _protect(self, file: FileExtents, extent: int, mask: int) -> None:
-        """Blocks of an extent were fetched ahead."""
+    def _protect(self, file: FileExtents, extent: int, mask: int, others: int) -> None:
+        """Blocks ``mask`` of an extent were fetched ahead; ``others`` were in it before."""
         if not file.unread[extent]:
             file.unread[extent] = 1
             if len(file.ticks) == 1:  # a small file: read in part, it is read
                 mask = _WHOLE
             if mask != _WHOLE:
-                file.halves[extent] = mask, 0
+                file.halves[extent] = mask, others
             self.protected_blocks += mask.bit_count()
         elif extent in file.halves:
             unread, read = file.halves[extent]
             self.protected_blocks += (mask & ~unread).bit_count()
             file.halves[extent] = unread | mask, read & ~mask
+
+    def _may_go_with(self, file: FileExtents, extent: int, mask: int) -> None:
+        """Blocks of an extent in which others are kept unread go as what was read of it does: no more may be kept."""
+        unread, read = file.halves[extent]
+        if mask & ~unread:
+            if not read:
+                self._fresh.append((file, extent))
+            file.halves[extent] = unread, read | (mask & ~unread)
+
+    def _present_mask(self, file: FileExtents, extent: int) -> int:
+        """A bit for each block of the extent that is cached."""
+        found = self.present(file, BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS))
+        mask = 0
+        for blocks in found:
+            mask |= mask_in(blocks, extent)
+        return mask
 
     def _read_part(self, file: FileExtents, extent: int, mask: int) -> None:
         """Blocks of an extent, of which something was fetched ahead, were read."""

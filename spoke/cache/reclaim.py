@@ -206,7 +206,10 @@ class Reclaimer:
 
     def _present(self, extents: FileExtents, blocks: BlockRange) -> list[BlockRange]:
         file = self._shelf.files.get(extents.version)
-        return file.blocks.present(blocks) if file is not None and file.blocks is not None else []
+        if file is None or file.blocks is None:
+            return []
+        end_block = min(blocks.end_block, file.blocks.block_count)
+        return file.blocks.present(BlockRange(blocks.first_block, end_block - blocks.first_block))
 
     def _load_one(self) -> None:
         unloaded = self._shelf.unloaded

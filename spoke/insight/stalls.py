@@ -197,10 +197,19 @@ class Stalls:
     def _minute(self, number: int) -> _Minute | None:
         """None: too long ago."""
         minutes = self._minutes
-        if not minutes or minutes[-1].number < number:
-            minutes.append(_Minute(number))
-            return minutes[-1]
-        return next((minute for minute in reversed(minutes) if minute.number == number), None)
+        place = len(minutes)
+        while place and minutes[place - 1].number >= number:
+            place -= 1
+            if minutes[place].number == number:
+                return minutes[place]
+        # Also between others: a long wait ends after shorter ones that began later, and may be the only one of its first minute.
+        if len(minutes) == minutes.maxlen:
+            if not place:
+                return None
+            minutes.popleft()
+            place -= 1
+        minutes.insert(place, _Minute(number))
+        return minutes[place]
 
     @property
     def lost_s(self) -> float:

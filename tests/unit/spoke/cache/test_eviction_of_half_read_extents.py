@@ -24,6 +24,10 @@ class Cache:
         self.present: dict[tuple[int, int], int] = {}
         self.unread: dict[tuple[int, int], int] = {}
         self.lost_unread = 0
+        self.policy.present = lambda file, blocks: blocks_of(
+            extent := blocks.first_block // EXTENT_BLOCKS,
+            self.present.get((int.from_bytes(file.version, "big"), extent), 0) & mask_in(blocks, extent),
+        )
 
     @property
     def used_blocks(self) -> int:
@@ -108,7 +112,7 @@ def test_what_a_reader_wanted_is_not_protected_beside_what_came_ahead_of_it() ->
     file = FileExtents(b"v" * 16, 2)
     policy.want(file.version, BlockRange(0, 32))
     policy.wrote(file, 0, 64 * 4096, (1 << 64) - 1)
-    assert file.halves[0] == (((1 << 64) - 1) ^ ((1 << 32) - 1), 0)
+    assert file.halves[0] == (((1 << 64) - 1) ^ ((1 << 32) - 1), (1 << 32) - 1)
     policy.touch(file, 0, 1, 32 * 4096, BlockRange(32, 32))
     assert not file.unread[0]
 
@@ -124,6 +128,29 @@ def test_a_half_read_extent_that_nobody_reads_on_goes_at_last() -> None:
             for piece in range(PIECES):
                 cache.read(number, extent, piece)
     assert not [key for key in cache.present if key[0] < 3]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pieces_that_nobody_reads_make_room_for_each_other(seed: int) -> None:
+    cache, dice = Cache(seed), Random(seed)
+    for _ in range(
+        3000
+    ):  # of 64 MiB, in pieces of half a MiB at most, so that nearly every extent holds some of each kind
+        number, extent, first = dice.randrange(10), dice.randrange(FILE_EXTENTS), dice.randrange(EXTENT_BLOCKS)
+        mask = mask_in(BlockRange(extent * EXTENT_BLOCKS + first, dice.randrange(1, 128)), extent)
+        cache.arrive(number, extent, mask, ahead=dice.random() < 0.9)  # which asserts that something may go
+
+
+def test_when_the_capacity_shrinks_what_was_kept_unread_goes_too() -> None:
+    policy = EvictionPolicy(Random(0), CAPACITY * EXTENT_BYTES)
+    file = FileExtents(b"v" * 16, 1)
+    policy.wrote(file, 0, EXTENT_BYTES)
+    assert policy.choose() is None
+    policy.set_capacity(EXTENT_BYTES)
+    policy.freed()
+    found = policy.choose()
+    assert found is not None
+    assert found.file is file
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common import limits
@@ -124,6 +124,9 @@ def test_ranks_in_the_metrics_are_few_however_many_there_were() -> None:
     assert seen["99",] == pytest.approx(0.99)
 
 
+@example(
+    [(100, b"f", 0, 1), (100, b"f", 121, 1), (100, b"g", 60, 1)]
+)  # a minute that another file's later wait had passed
 @given(
     st.lists(
         st.tuples(
