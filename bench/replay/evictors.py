@@ -91,14 +91,19 @@ class Ours:
         self._policy.gone(self._file(extent >> FILE_SHIFT), extent & EXTENT_MASK)
 
     def foresee(self, foresight: Foresight, held: Mapping[int, int]) -> None:
-        """Choose by what orders tell of the future. ``held``: bits of the blocks that are here, of each extent."""
+        """Choose by what orders tell of the future."""
+        self.holds(held)
+        self._policy.foresight = foresight
+
+    def holds(self, held: Mapping[int, int]) -> None:
+        """``held``: bits of the blocks that are here, of each extent; kept up to date."""
 
         def present(file: FileExtents, blocks: BlockRange) -> list[BlockRange]:
             number, base = self._numbers[file.version], blocks.first_block // EXTENT_BLOCKS
             mask = held.get(number << FILE_SHIFT | base, 0) & bits_of(blocks)
             return [BlockRange(base * EXTENT_BLOCKS + first, count) for first, count in runs(mask)]
 
-        self._policy.foresight, self._policy.present = foresight, present
+        self._policy.present = present
 
     def choose(self, newest: int = 0, mask: int = 0) -> tuple[int, int] | None:
         policy, nearer_stay = self._policy, -1

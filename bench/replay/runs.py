@@ -94,6 +94,8 @@ class Bench:
         predictor = make_predictor(predictor_name, self.trace, capacity_bytes, future, belady, timed=timed)
         on_read = futures[0].consumed if futures else None
         simulation = Simulation(self.trace, self.world, evictor, predictor, on_read=on_read)
+        if isinstance(evictor, Ours):
+            evictor.holds(simulation.present)
         if isinstance(predictor, Planned) and predictor.knows_orders and isinstance(evictor, Ours):
             evictor.foresee(predictor.planner, simulation.present)
         gc.disable()  # a million READs make as many objects, and hardly a cycle
