@@ -6,6 +6,7 @@ Files whose version no name in the tree has any more go first and as a whole; th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections.abc import Callable
 from random import Random
@@ -54,6 +55,7 @@ class Reclaimer:
 
         What is read sooner than these blocks does not make room for them, as far as orders tell.
         """
+        looked_again = False
         for _ in range(CACHE_EVICT_ROUNDS_MAX):
             async with self._lock:
                 if self._ledger.excess_bytes(need_bytes) <= 0 and self._ledger.excess_inodes(need_inodes) <= 0:
@@ -63,7 +65,13 @@ class Reclaimer:
                 if await self._evict_batch(self._ledger.excess_bytes(need_bytes), need_inodes, version, nearer_stay):
                     continue
                 if not self._ledger.reserved_bytes:
-                    break
+                    if looked_again:
+                        break
+                    # The disk was last asked while files that are off the books were still being removed: it had less room then.
+                    looked_again = True
+                    with contextlib.suppress(OSError):
+                        await self.refresh()
+                    continue
                 self._released.clear()
             # What fills the cache is being written right now, and can be evicted or was refused once it is done.
             await self._released.wait()

@@ -117,12 +117,14 @@ def test_a_spoke_killed_during_a_fill_serves_what_it_had(pair: Pair) -> None:
 
     fd = os.open(path, os.O_RDONLY)
 
+    piece_bytes = MIB // 4  # extents come in pieces of 128 KiB and more, in no order
+
     def read(offset_bytes: int) -> tuple[bytes, int]:
-        """What of this MiB can be had in one run from its start, and the error that ended it."""
+        """What of this piece can be had in one run from its start, and the error that ended it."""
         data = b""
         try:
-            while len(data) < min(MIB, len(filling) - offset_bytes):
-                more = os.pread(fd, MIB - len(data), offset_bytes + len(data))
+            while len(data) < min(piece_bytes, len(filling) - offset_bytes):
+                more = os.pread(fd, piece_bytes - len(data), offset_bytes + len(data))
                 assert more, "the end of the file, too early"
                 data += more
         except OSError as error:
@@ -131,8 +133,8 @@ def test_a_spoke_killed_during_a_fill_serves_what_it_had(pair: Pair) -> None:
 
     # Random access keeps the kernel from reading ahead over the edge of what is cached.
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    offsets = range(0, len(filling), MIB)
-    with ThreadPoolExecutor(64) as readers:
+    offsets = range(0, len(filling), piece_bytes)
+    with ThreadPoolExecutor(256) as readers:
         found = dict(zip(offsets, readers.map(read, offsets), strict=True))
     os.close(fd)
     assert {code for _, code in found.values()} == {0, errno.EIO}
