@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol
 
 from common import limits
 from common.blocks import BLOCK_BYTES, BlockRange, byte_length, covering, subtract
@@ -17,6 +17,7 @@ from common.errors import DeadlineExceeded, HeadraceError, StaleVersion
 from common.log import get_logger
 from common.runtime import settle
 from spoke.cache.store import BlocksMissing, Store
+from spoke.due_once import DueOnce
 from spoke.fetcher import Fetcher
 from spoke.hub_client.single_flight import Flight, Want
 from spoke.long_waits import LongWaits
@@ -361,41 +362,6 @@ class Reads:
                 offset_bytes=offset_bytes,
                 seen=doubt,
             )
-
-
-_Item = TypeVar("_Item")
-
-
-class DueOnce(Generic[_Item]):
-    """``fire(item)`` once ``after_s`` have passed since ``add``, unless ``drop`` comes first. One timer for all: those of the loop cost
-    as much as all else that is done for a read that is on its way (two of them 10 us)."""
-
-    def __init__(self, after_s: float, fire: Callable[[_Item], object]) -> None:
-        self._after_s = after_s
-        self._fire = fire
-        self._due_s: dict[_Item, float] = {}  # the first to be added is the first due
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, item: _Item) -> None:
-        loop = asyncio.get_running_loop()
-        self._due_s[item] = due_s = loop.time() + self._after_s
-        if self._timer is None:
-            self._timer = loop.call_at(due_s, self._look)
-
-    def drop(self, item: _Item) -> None:
-        """Nothing if it is not there, or was fired. The timer is left: it finds the next one, or none."""
-        self._due_s.pop(item, None)
-
-    def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = None
-        while self._due_s:
-            item, due_s = next(iter(self._due_s.items()))
-            if due_s > loop.time():
-                self._timer = loop.call_at(due_s, self._look)
-                return
-            del self._due_s[item]
-            self._fire(item)
 
 
 class _Wait:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from spoke.reads import DueOnce
+from spoke.due_once import DueOnce
 
 
 async def test_each_is_fired_once_at_its_own_time_and_those_dropped_never() -> None:
