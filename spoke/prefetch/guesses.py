@@ -182,16 +182,11 @@ class Guesses:
         """What to fetch now: first of all what lies scattered, which is little and soon read."""
         if self.waited:  # for who does not ask what readers wait for
             return self.plan_waited(now_s, budget_bytes)
-        fetches: list[Fetch] = []
-        if self.scattered:
-            fetches = self._beside.plan(now_s, budget_bytes)
-            budget_bytes -= sum(fetch.blocks.block_count for fetch in fetches) * BLOCK_BYTES
+        fetches = self._beside.plan(now_s, budget_bytes) if self.scattered else []
         if self.jobs:
-            fetches = self._windows.plan(now_s, budget_bytes, fetches)
+            fetches = self._windows.plan(now_s, budget_bytes - _bytes_of(fetches), fetches)
         if self.rests:
-            fetches += self._alike.plan(
-                now_s, budget_bytes - sum(fetch.blocks.block_count for fetch in fetches) * BLOCK_BYTES
-            )
+            fetches += self._alike.plan(now_s, budget_bytes - _bytes_of(fetches))
         return fetches
 
     def plan_waited(self, now_s: float, budget_bytes: int) -> list[Fetch]:
@@ -233,3 +228,7 @@ class Guesses:
             self._accounts.charge(file, run)
             self._windows.drop(run)
         file.runs.dropped.clear()
+
+
+def _bytes_of(fetches: list[Fetch]) -> int:
+    return sum(fetch.blocks.block_count for fetch in fetches) * BLOCK_BYTES
