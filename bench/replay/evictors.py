@@ -11,6 +11,7 @@ from typing import Protocol
 from bench.replay.trace import Trace
 from common.blocks import EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
 from common.errors import UsageError
+from common.extent_bits import blocks_of
 from spoke.cache.eviction import EvictionPolicy, FileExtents
 from spoke.cache.foreseen import Foresight
 
@@ -24,16 +25,9 @@ def bits_of(blocks: BlockRange) -> int:
     return ((1 << blocks.block_count) - 1) << blocks.first_block % EXTENT_BLOCKS
 
 
-def runs(mask: int) -> list[tuple[int, int]]:
+def runs(mask: int) -> list[BlockRange]:
     """(first bit, count) of each run of set bits."""
-    found = []
-    while mask:
-        first = (mask & -mask).bit_length() - 1
-        rest = mask >> first
-        count = (~rest & -~rest).bit_length() - 1
-        found.append((first, count))
-        mask &= ~(((1 << count) - 1) << first)
-    return found
+    return blocks_of(0, mask)
 
 
 def blocks_in(index: int, mask: int) -> BlockRange:
@@ -101,7 +95,7 @@ class Ours:
         def present(file: FileExtents, blocks: BlockRange) -> list[BlockRange]:
             number, base = self._numbers[file.version], blocks.first_block // EXTENT_BLOCKS
             mask = held.get(number << FILE_SHIFT | base, 0) & bits_of(blocks)
-            return [BlockRange(base * EXTENT_BLOCKS + first, count) for first, count in runs(mask)]
+            return blocks_of(base, mask)
 
         self._policy.present = present
 

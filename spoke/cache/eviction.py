@@ -17,7 +17,6 @@ Time is traffic: the larger of bytes read and bytes written so far, in ticks of 
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict, deque
@@ -26,8 +25,10 @@ from random import Random
 
 from common.blocks import EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
 from common.digest import version_seed
-from common.limits import CACHE_EVICT_SAMPLE, CACHE_GHOSTS_MAX, CACHE_WANTED_MAX
+from common.extent_bits import WHOLE, blocks_of, mask_in, masks_of
+from common.limits import CACHE_EVICT_SAMPLE, CACHE_WANTED_MAX
 from spoke.cache.foreseen import Foresight, Parts, Victim
+from spoke.cache.reuse import Ghosts, ReuseDistances
 
 _TICK_SHIFT = EXTENT_BYTES.bit_length() - 1
 _MASK_32 = (1 << 32) - 1
@@ -41,7 +42,6 @@ _CANDIDATES_MAX = (
     64  # the lowest ranks found so far outlive one decision: a sample of 32 then chooses like one of thousands
 )
 _FRESH_MAX = 8192
-_WHOLE = (1 << EXTENT_BLOCKS) - 1  # a bit for each block of an extent
 _BARREN_SHARE = 256  # after a search of everything in vain: the traffic, as a share of the capacity, until the next
 _FRESH_PER_CHOICE = 8
 _FORESEEN_SAMPLE = 4
@@ -90,69 +90,6 @@ class FileExtents:
             del self.busy[extent]
 
 
-class ReuseDistances:
-    """A fading histogram of how much traffic lies between two uses of an extent; first uses count as "never"."""
-
-    _PER_OCTAVE = 4
-    _RARE_SHARE = 0.05
-    _MARGIN = 1.25
-    _FEWEST = 8.0
-
-    def __init__(self) -> None:
-        self._weights = [0.0] * (32 * self._PER_OCTAVE + 1)
-        self._total = 0.0
-        self._faded_at_tick = 0
-
-    def seen(self, distance_ticks: int | None) -> None:
-        """One use, ``distance_ticks`` after the one before it (None: the first ever)."""
-        self._total += 1.0
-        if distance_ticks is not None:
-            self._weights[int(math.log2(distance_ticks) * self._PER_OCTAVE)] += 1.0
-
-    def fade(self, now_tick: int, capacity_ticks: int) -> None:
-        """Halve what was seen for every quarter of the capacity that passed."""
-        halvings = (now_tick - self._faded_at_tick) * 4 // max(4, capacity_ticks)
-        if halvings > 0:
-            self._faded_at_tick = now_tick
-            factor = 0.5 ** min(halvings, 64)
-            self._weights = [weight * factor for weight in self._weights]
-            self._total *= factor
-
-    def longest_ticks(self) -> float:
-        """A distance that all but a rare share of the uses stay below (0 while too little was seen), with a margin."""
-        if self._total < self._FEWEST:
-            return 0.0
-        beyond = 0.0
-        for position in range(len(self._weights) - 1, -1, -1):
-            beyond += self._weights[position]
-            if beyond >= self._RARE_SHARE * self._total:
-                return self._MARGIN * math.exp2((position + 1) / self._PER_OCTAVE)
-        return 0.0
-
-
-class _Ghosts:
-    """When evicted extents were last used, by rank; a sample of them once there are many."""
-
-    def __init__(self) -> None:
-        self._ticks: dict[int, int] = {}
-        self._mask = 0
-
-    def add(self, rank: int, tick: int) -> None:
-        if rank & self._mask:
-            return
-        self._ticks[rank] = tick
-        if len(self._ticks) > CACHE_GHOSTS_MAX:
-            self._mask = self._mask * 2 + 1
-            self._ticks = {kept: when for kept, when in self._ticks.items() if not kept & self._mask}
-
-    def samples(self, rank: int) -> bool:
-        """Whether an extent of this rank would be remembered at all (else its absence says nothing)."""
-        return not rank & self._mask
-
-    def pop(self, rank: int) -> int | None:
-        return self._ticks.pop(rank, None)
-
-
 class EvictionPolicy:
     """All cached extents, what is known of their use, and the choice of the next victim.
 
@@ -174,7 +111,7 @@ class EvictionPolicy:
         self._pool_files: list[FileExtents] = []
         self._pool_extents = array("I")
         self._reuse = ReuseDistances()
-        self._ghosts = _Ghosts()
+        self._ghosts = Ghosts()
         self._fresh: deque[tuple[FileExtents, int]] = deque(maxlen=_FRESH_MAX)
         self._candidates: list[tuple[FileExtents, int]] = []  # lowest rank first
         self._candidate_ranks: list[int] = []
@@ -207,7 +144,7 @@ class EvictionPolicy:
         file.ticks[extent] = 1
         self._enter(file, extent)
 
-    def wrote(self, file: FileExtents, extent: int, length_bytes: int, mask: int = _WHOLE) -> None:
+    def wrote(self, file: FileExtents, extent: int, length_bytes: int, mask: int = WHOLE) -> None:
         """Bytes of the extent, blocks ``mask``, arrived in the cache: fetched ahead, unless somebody wanted them (``want``) before."""
         self._written_bytes += length_bytes
         now = self.now_tick
@@ -250,7 +187,7 @@ class EvictionPolicy:
         ticks, unread = file.ticks, file.unread
         for extent in range(first_extent, end_extent):
             if unread[extent]:
-                self._read_part(file, extent, _WHOLE if blocks is None else mask_in(blocks, extent))
+                self._read_part(file, extent, WHOLE if blocks is None else mask_in(blocks, extent))
             last = ticks[extent]
             if last != now:
                 ticks[extent] = now
@@ -279,7 +216,7 @@ class EvictionPolicy:
         """Blocks ``mask`` of the extent left the cache, others are still here."""
         if not file.unread[extent]:
             return
-        unread, read = file.halves.get(extent) or (_WHOLE, 0)
+        unread, read = file.halves.get(extent) or (WHOLE, 0)
         if not unread & ~mask:
             self._set_read(file, extent)
             return
@@ -502,8 +439,8 @@ class EvictionPolicy:
         if not file.unread[extent]:
             file.unread[extent] = 1
             if len(file.ticks) == 1:  # a small file: read in part, it is read
-                mask = _WHOLE
-            if mask != _WHOLE:
+                mask = WHOLE
+            if mask != WHOLE:
                 file.halves[extent] = mask, others
             self.protected_blocks += mask.bit_count()
         elif extent in file.halves:
@@ -531,7 +468,7 @@ class EvictionPolicy:
         """Blocks of an extent, of which something was fetched ahead, were read."""
         if not file.unread[extent]:
             return
-        unread, read = file.halves.get(extent) or (_WHOLE, 0)
+        unread, read = file.halves.get(extent) or (WHOLE, 0)
         left = unread & ~mask
         if not left or len(file.ticks) == 1:
             self._set_read(file, extent)
@@ -547,28 +484,3 @@ class EvictionPolicy:
             half = file.halves.pop(extent, None)
             self.protected_blocks -= half[0].bit_count() if half is not None else EXTENT_BLOCKS
             self._fresh.append((file, extent))
-
-
-def mask_in(blocks: BlockRange, extent: int) -> int:
-    """A bit for each of the blocks that lies in an extent."""
-    first_block = extent * EXTENT_BLOCKS
-    start = max(0, blocks.first_block - first_block)
-    end = min(EXTENT_BLOCKS, blocks.end_block - first_block)
-    return (1 << end) - (1 << start) if start < end else 0
-
-
-def masks_of(blocks: BlockRange) -> list[tuple[int, int]]:
-    """(extent, a bit for each of the blocks in it) for each extent that the blocks touch."""
-    extents = range(blocks.first_block // EXTENT_BLOCKS, -(-blocks.end_block // EXTENT_BLOCKS))
-    return [(extent, mask_in(blocks, extent)) for extent in extents]
-
-
-def blocks_of(extent: int, mask: int) -> list[BlockRange]:
-    """The runs of set bits of an extent."""
-    found, base_block = [], extent * EXTENT_BLOCKS
-    while mask:
-        bit = (mask & -mask).bit_length() - 1
-        count = (~(mask >> bit) & -~(mask >> bit)).bit_length() - 1
-        found.append(BlockRange(base_block + bit, count))
-        mask &= ~(((1 << count) - 1) << bit)
-    return found

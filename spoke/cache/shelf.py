@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 
 from common.blocks import EXTENT_BLOCKS, BlockRange, count_blocks, whole_file
+from common.extent_bits import mask_in
 from common.limits import CACHE_CLOSE_TIMEOUT_S, CACHE_SLOW_LOAD_S
 from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, extents_of, free_blocks, load_blocks, remove_pair, stamp_of
 from spoke.cache.disk import Disk
-from spoke.cache.eviction import EvictionPolicy, FileExtents, mask_in
+from spoke.cache.eviction import EvictionPolicy, FileExtents
 from spoke.cache.index import DamagedIndex
 from spoke.cache.open_files import OpenFiles
 from spoke.cache.presence import BlockMap

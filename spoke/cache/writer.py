@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from common.blocks import BLOCK_BYTES, BlockRange
 from common.errors import CacheWriteError
+from common.extent_bits import masks_of
 from common.limits import CACHE_STATVFS_EVERY_BYTES
 from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, write_blocks
 from spoke.cache.disk import Disk
-from spoke.cache.eviction import masks_of
 from spoke.cache.health import DiskHealth, NoRoom, TroubleKind, kind_of
 from spoke.cache.open_files import NOT_THE_DISK
 from spoke.cache.quota import FILE_OVERHEAD_BYTES, WRITE_OVERHEAD_BYTES, FreeSpace

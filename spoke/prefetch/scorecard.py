@@ -7,12 +7,12 @@ bounded, and an extent that falls out of it is simply not counted.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from common import limits
-from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, coalesce
+from common.extent_bits import LOWEST, WHOLE, blocks_of, masks_of
 
 
 class Reason(Enum):
@@ -64,12 +64,6 @@ class Scorecard:
         return sum(score.wasted_bytes for score in self.reasons.values())
 
 
-_LOWEST = tuple((1 << count) - 1 for count in range(EXTENT_BLOCKS + 1))
-"""So many set bits from the lowest on: three operations on 256 bits less, and each READ and arrival needs some."""
-
-_WHOLE = _LOWEST[EXTENT_BLOCKS]
-
-
 class _Extent:
     __slots__ = ("arrived_s", "awaited", "outstanding", "planned_s", "reason", "unread")
 
@@ -97,7 +91,7 @@ class Ledger:
         extents = self._extents
         fresh: list[tuple[int, int]] = []
         new_blocks = 0
-        for index, mask in _masks(blocks):
+        for index, mask in masks_of(blocks):
             key = (version, index)
             extent = extents.get(key)
             if extent is None:
@@ -118,13 +112,17 @@ class Ledger:
         while len(extents) > limits.PREFETCH_LEDGER_MAX_EXTENTS:
             extents.popitem(last=False)
         self._score.reasons[reason].planned_bytes += new_blocks * BLOCK_BYTES
-        return [blocks] if new_blocks == blocks[1] else _ranges(fresh)
+        return (
+            [blocks]
+            if new_blocks == blocks[1]
+            else coalesce(found for index, new in fresh for found in blocks_of(index, new))
+        )
 
     def arrived(self, now_s: float, version: bytes, blocks: BlockRange) -> float | None:
         """Blocks came; seconds since they were planned, or None if they were not."""
         took_s: float | None = None
         extents = self._extents
-        for index, mask in _masks(blocks):
+        for index, mask in masks_of(blocks):
             extent = extents.get((version, index))
             if extent is None:
                 continue
@@ -153,7 +151,7 @@ class Ledger:
     def unread_bytes(self, version: bytes, blocks: BlockRange) -> int:
         """Of these blocks, those that came and were not read."""
         unread = 0
-        for index, mask in _masks(blocks):
+        for index, mask in masks_of(blocks):
             extent = self._extents.get((version, index))
             if extent is not None:
                 unread += (mask & extent.unread).bit_count()
@@ -184,7 +182,7 @@ class Ledger:
                 extent = extents.pop((version, index), None)
                 if extent is not None and (unread := extent.unread):
                     score = self._score.reasons[extent.reason]
-                    score.used_bytes += (EXTENT_BLOCKS if unread == _WHOLE else unread.bit_count()) * BLOCK_BYTES
+                    score.used_bytes += (EXTENT_BLOCKS if unread == WHOLE else unread.bit_count()) * BLOCK_BYTES
                     score.lead_s_total += now_s - extent.arrived_s
                     score.leads += 1
                 continue
@@ -194,7 +192,7 @@ class Ledger:
                 continue
             count = EXTENT_BLOCKS - bit
             count = min(count, end_block - first_block)
-            mask = _LOWEST[count] << bit
+            mask = LOWEST[count] << bit
             first_block += count
             unread = extent.unread
             used = mask & unread
@@ -219,7 +217,7 @@ class Ledger:
     def _clear(self, version: bytes, blocks: BlockRange, *, count_waste: bool) -> dict[Reason, int]:
         """Returns the bytes that were wasted."""
         wasted_bytes: dict[Reason, int] = {}
-        for index, mask in _masks(blocks):
+        for index, mask in masks_of(blocks):
             extent = self._extents.get((version, index))
             if extent is None:
                 continue
@@ -234,35 +232,3 @@ class Ledger:
             if not extent.unread and not extent.outstanding:
                 del self._extents[(version, index)]
         return wasted_bytes
-
-
-def _masks(blocks: BlockRange) -> Sequence[tuple[int, int]]:
-    """(extent index, bits of the blocks in it) for each extent that ``blocks`` touches."""
-    first_block, block_count = blocks
-    index, bit = first_block // EXTENT_BLOCKS, first_block % EXTENT_BLOCKS
-    if bit + block_count <= EXTENT_BLOCKS:  # most of what is read, asked for and had
-        return ((index, _LOWEST[block_count] << bit),) if block_count else ()
-    end_index, end_bit = divmod(first_block + block_count, EXTENT_BLOCKS)
-    masks = [(whole, _WHOLE) for whole in range(index, end_index)]
-    masks[0] = index, _WHOLE >> bit << bit
-    if end_bit:
-        masks.append((end_index, _LOWEST[end_bit]))
-    return masks
-
-
-def _ranges(parts: Iterable[tuple[int, int]]) -> list[BlockRange]:
-    """The runs of set bits of extents, (index, bits) in order, joined where they touch."""
-    ranges: list[BlockRange] = []
-    for index, mask in parts:
-        base_block = index * EXTENT_BLOCKS
-        left = mask
-        while left:
-            bit = (left & -left).bit_length() - 1
-            count = (~(left >> bit) & -~(left >> bit)).bit_length() - 1
-            left &= ~(((1 << count) - 1) << bit)
-            first_block = base_block + bit
-            if ranges and ranges[-1].end_block == first_block:
-                ranges[-1] = BlockRange(ranges[-1].first_block, ranges[-1].block_count + count)
-            else:
-                ranges.append(BlockRange(first_block, count))
-    return ranges

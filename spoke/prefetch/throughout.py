@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, count_blocks
+from common.extent_bits import LOWEST, blocks_of, masks_of
 from spoke.prefetch.chains import FileFacts
 
 _HISTORY_VISITS, _PROOF_VISITS = 8, 2
@@ -57,10 +58,10 @@ class _Visit:
         self.reads = self.places = 0
         self.next_block = -1
 
-    def has_most_of(self, start_block: int, end_block: int) -> bool:
+    def has_most_of(self, blocks: BlockRange) -> bool:
         """Most of these blocks were read before."""
-        again = sum((mask & self.covered.get(index, 0)).bit_count() for index, mask in _masks(start_block, end_block))
-        return 2 * again >= end_block - start_block
+        again = sum((mask & self.covered.get(index, 0)).bit_count() for index, mask in masks_of(blocks))
+        return 2 * again >= blocks.block_count
 
 
 class Throughout:
@@ -88,8 +89,9 @@ class Throughout:
 
         ``may_fetch``: what was fetched before was of use; else it only learns.
         """
+        blocks = BlockRange(start_block, end_block - start_block)
         visit = self._visits.get(facts.version)
-        if visit is None or (visit.is_over and visit.has_most_of(start_block, end_block)):
+        if visit is None or (visit.is_over and visit.has_most_of(blocks)):
             visit = self._begin(facts)
         visit.reads += 1
         visit.places += start_block != visit.next_block
@@ -97,7 +99,7 @@ class Throughout:
         if visit.places <= _FEWEST_PLACES:
             visit.began_bytes = read_bytes
         covered, planned = visit.covered, visit.planned
-        for index, mask in _masks(start_block, end_block):
+        for index, mask in masks_of(blocks):
             before = covered.get(index, 0)
             new = mask & ~before
             if new != mask:
@@ -130,7 +132,7 @@ class Throughout:
         visit = self._visits.get(version)
         if visit is None:
             return
-        for index, mask in _masks(blocks.first_block, blocks.end_block):
+        for index, mask in masks_of(blocks):
             gone = visit.planned.get(index, 0) & mask
             if gone:
                 visit.planned[index] &= ~gone
@@ -142,16 +144,11 @@ class Throughout:
             if (self._ahead_blocks + EXTENT_BLOCKS) * BLOCK_BYTES > self._max_bytes:
                 return
             visit.next_index = index + 1
-            base_block = index * EXTENT_BLOCKS
-            count = min(EXTENT_BLOCKS, visit.block_count - base_block)
-            mask = ((1 << count) - 1) & ~visit.covered.get(index, 0)
+            count = min(EXTENT_BLOCKS, visit.block_count - index * EXTENT_BLOCKS)
+            mask = LOWEST[count] & ~visit.covered.get(index, 0)
             visit.planned[index] = mask
             self._ahead_blocks += mask.bit_count()
-            while mask:
-                bit = (mask & -mask).bit_length() - 1
-                count = (~(mask >> bit) & -~(mask >> bit)).bit_length() - 1
-                mask &= ~(((1 << count) - 1) << bit)
-                yield BlockRange(base_block + bit, count)
+            yield from blocks_of(index, mask)
 
     def _begin(self, facts: FileFacts) -> _Visit:
         former = self._visits.pop(facts.version, None)
@@ -188,11 +185,3 @@ def kind_of(facts: FileFacts) -> tuple[bytes, bytes]:
     directory, _, name = facts.path.rpartition(b"/")
     _, dot, ending = name.rpartition(b".")
     return directory, ending if dot else b""
-
-
-def _masks(start_block: int, end_block: int) -> Iterator[tuple[int, int]]:
-    while start_block < end_block:
-        index, bit = divmod(start_block, EXTENT_BLOCKS)
-        count = min(EXTENT_BLOCKS - bit, end_block - start_block)
-        yield index, ((1 << count) - 1) << bit
-        start_block += count

@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from common.blocks import EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
-from spoke.cache.eviction import EvictionPolicy, FileExtents, ReuseDistances, extent_rank
+from spoke.cache.eviction import EvictionPolicy, FileExtents, extent_rank
 from spoke.cache.foreseen import Victim
+from spoke.cache.reuse import ReuseDistances
 
 CAPACITY = 320  # extents
 FILE_EXTENTS = 64

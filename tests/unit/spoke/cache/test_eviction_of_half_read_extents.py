@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from common.blocks import EXTENT_BLOCKS, EXTENT_BYTES, BlockRange
-from spoke.cache.eviction import EvictionPolicy, FileExtents, blocks_of, mask_in, masks_of
+from common.extent_bits import blocks_of, mask_in, masks_of
+from spoke.cache.eviction import EvictionPolicy, FileExtents
 
 CAPACITY = 64  # extents
 PIECE = 32  # blocks
