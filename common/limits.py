@@ -435,6 +435,9 @@ FUSE_LISTING_MAX_BYTES = 128 * 1024
 FUSE_NOTIFICATIONS_MAX_QUEUED = 64 * 1024
 """Names the kernel is still to be told about. Beyond, all are dropped for one "forget every name"."""
 
+FUSE_TELL_TIMEOUT_S = 10.0
+"""How long a command waits until the kernel has heard what it changed. Beyond, its answer says that the kernel may not know yet."""
+
 FUSE_NEGATIVE_LIFETIME_S = 60.0
 """How long the kernel may remember that a name does not exist, were it never told that the name appeared."""
 

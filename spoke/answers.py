@@ -180,6 +180,9 @@ class Answers:
         done = await purge.erase(self._spoke.store, versions)
         if self._spoke.operations is not None:
             self._spoke.operations.forget_bytes(versions)
+        # Only then does whoever reads next not get it out of the kernel's memory.
+        if self._spoke.device is not None:
+            done["kernel_told"] = await self._spoke.device.told(limits.FUSE_TELL_TIMEOUT_S)
         yield done
 
     async def _answer_learned_reset(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:

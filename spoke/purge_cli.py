@@ -59,6 +59,8 @@ def purge(
             control.socket_path(runtime_dir(), root), {"command": "purge", **request}, timeout_s=PURGE_TIMEOUT_S
         )
     _say(done)
+    if not done.get("kernel_told", True):
+        typer.echo("the kernel has not heard of it yet: a read may still be answered from its memory", err=True)
     if done["open"]:
         raise HeadraceError(f"{done['open']} files are open and stay; close them and purge again")
 

@@ -193,6 +193,10 @@ class Device:
         """Stop reading requests; what is unanswered stays so. For handing the descriptor on."""
         self._stop_reading()
 
+    async def told(self, timeout_s: float) -> bool:
+        """Once the kernel has heard all that it was to hear until now; False when that took longer."""
+        return await mountpoint.in_thread(lambda: self.notifier.flush(timeout_s))
+
     async def let_go(self, timeout_s: float) -> None:
         """Leave mount, connection and ledger to the next worker: read no more, give what waits ``timeout_s`` to be answered, and
         leave the rest unanswered: the kernel sends it again, or (where it cannot) the next worker refuses it."""
@@ -205,7 +209,8 @@ class Device:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._interrupts.close()
-        await mountpoint.in_thread(lambda: (self.notifier.flush(timeout_s), self.notifier.close(timeout_s)))
+        await self.told(timeout_s)
+        await mountpoint.in_thread(lambda: self.notifier.close(timeout_s))
         if self._serving is not None:
             self._serving.let_go()
         if not self._ended.done():
