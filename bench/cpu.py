@@ -24,6 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bench import used_memory
 from bench.cpu_time import cpu_time
 from bench.lab import Lab, in_lab, ready
 from bench.path import ROOT, GivenWay
@@ -120,15 +121,19 @@ def cold_read(lab: Lab, name: str, size_bytes: int, flags: list[str]) -> tuple[C
 
 
 def measure(lab: Lab, arguments: argparse.Namespace, say: Callable[[str], object]) -> dict[str, Any]:
+    settle = used_memory.fill if arguments.used_memory else lambda: 0
     data = lab.directory / "data"
     data.mkdir()
+    settle()  # before the data: what was read last leaves memory last
     write_random(data / FILE, arguments.size)
     lab.start_hub_at(GivenWay("loopback", [], "127.0.0.1"), DATASET, data)
     rounds: list[Round] = []
     # The first round warms the interpreter's and the machine's memory, and does not count.
     for number in range(arguments.rounds + 1):
         say(f"round {number} of {arguments.rounds}")
+        settle()
         sender, receiver = plain_copy(data / FILE, lab.directory / "plain")
+        settle()  # the copy is gone, and the memory it took is free
         hub, spoke, bytes_per_s = cold_read(lab, f"cold{number}", arguments.size, arguments.spoke_flag)
         if number:
             rounds.append(Round(hub, spoke, sender, receiver, bytes_per_s))
@@ -172,6 +177,7 @@ def main() -> int:
     parser.add_argument("--size", type=parse_size, default=512 << 20, help="of the file (default 512MiB)")
     parser.add_argument("--rounds", type=int, choices=range(1, 20), default=3, metavar="N", help="(default 3)")
     parser.add_argument("--spoke-flag", action="append", default=[], help="a flag for headrace-spoke mount")
+    used_memory.add_memory_flag(parser)
     parser.add_argument("--out", type=Path, default=ROOT / "bench/out", help="where the JSON goes")
     console = Console(highlight=False, soft_wrap=True)
     arguments = ready(console, parser.parse_args)

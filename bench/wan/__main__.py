@@ -24,6 +24,7 @@ from typing import Any
 import xxhash
 from rich.console import Console
 
+from bench import used_memory
 from bench.cpu_time import cpu_time
 from bench.lab import Lab, Spoke, in_lab, ready
 from bench.link import LinkShape
@@ -127,6 +128,9 @@ def measure(lab: Lab, way: Way, arguments: argparse.Namespace, say: Callable[[st
     data.mkdir()
     total_bytes = arguments.size
     say(f"{format_size(total_bytes)} for each load")
+    if arguments.used_memory:
+        # Before the dataset: what was read last leaves memory last.
+        used_memory.fill()
     turns = 2 if arguments.idle else 1
     digests = make_dataset(data, arguments.readers, total_bytes, turns)
     lab.start_hub_at(way, DATASET, data, *shlex.split(arguments.hub_flags))
@@ -144,6 +148,8 @@ def measure(lab: Lab, way: Way, arguments: argparse.Namespace, say: Callable[[st
             idle_s = [took_s for _, took_s in facts["probes"]]
             plain_s = echo.measure(way, shlex.split(arguments.spoke_exec or ""), arguments.probes)
             time.sleep(arguments.pause)
+        if arguments.used_memory:
+            used_memory.fill()
         pages = arguments.probes
         for turn in range(turns):
             if turn:
@@ -220,6 +226,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--outage-end", help="command that undoes it")
     parser.add_argument("--hub-flags", default="", help="more flags for the hub, as one word")
     parser.add_argument("--spoke-flags", default="", help="more flags for the spoke, as one word")
+    used_memory.add_memory_flag(parser)
     parser.add_argument("--out", type=Path, default=ROOT / "bench/out/wan", help="where JSON and picture go")
     parser.add_argument("--name", default="wan", help="of the files there")
     parser.add_argument("--keep", action="store_true", help="leave the temporary directory")
