@@ -19,6 +19,7 @@ from spoke.ahead import Ahead
 from spoke.cache.store import Store
 from spoke.cache_files import CacheFiles
 from spoke.control import Command
+from spoke.fuse.device import Device
 from spoke.fuse.operations import Operations
 from spoke.hub_client.client import HubClient
 from spoke.insight.watch import Insight
@@ -45,6 +46,8 @@ class Asked(Protocol):
     def cache_files(self) -> CacheFiles: ...
     @property
     def client(self) -> HubClient: ...
+    @property
+    def device(self) -> Device | None: ...
     @property
     def follower(self) -> Follower: ...
     @property
