@@ -121,7 +121,11 @@ def cold_read(lab: Lab, name: str, size_bytes: int, flags: list[str]) -> tuple[C
 
 
 def measure(lab: Lab, arguments: argparse.Namespace, say: Callable[[str], object]) -> dict[str, Any]:
-    settle = used_memory.fill if arguments.used_memory else lambda: 0
+
+    def settle() -> None:
+        if arguments.used_memory:
+            used_memory.fill()
+
     data = lab.directory / "data"
     data.mkdir()
     settle()  # before the data: what was read last leaves memory last
