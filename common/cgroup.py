@@ -5,6 +5,7 @@ Reads /proc and /sys only; what cannot be read counts as no limit.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -41,8 +42,8 @@ def _limits(version: int, folder: Path) -> Iterator[CgroupLimit]:
 def _folders(proc: Path) -> Iterator[tuple[int, Path]]:
     """Our group and those above it, with the version of their interface."""
     try:
-        groups = (proc / "cgroup").read_text().splitlines()
-        mounts = (proc / "mountinfo").read_text().splitlines()
+        # Names of groups and of other people's mounts are bytes of any kind.
+        groups, mounts = (os.fsdecode((proc / name).read_bytes()).split("\n") for name in ("cgroup", "mountinfo"))
     except OSError:
         return
     for line in groups:
