@@ -41,8 +41,9 @@ def _limits(version: int, folder: Path) -> Iterator[CgroupLimit]:
 def _folders(proc: Path) -> Iterator[tuple[int, Path]]:
     """Our group and those above it, with the version of their interface."""
     try:
-        groups = (proc / "cgroup").read_text().splitlines()
-        mounts = (proc / "mountinfo").read_text().splitlines()
+        groups, mounts = (
+            (proc / name).read_text("utf-8", "surrogateescape").splitlines() for name in ("cgroup", "mountinfo")
+        )
     except OSError:
         return
     for line in groups:

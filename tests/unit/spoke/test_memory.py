@@ -80,6 +80,14 @@ def test_a_container_is_shown_its_own_group_as_the_root(tmp_path: Path) -> None:
     assert memory_limit(tmp_path) == CgroupLimit(1 << 28, str(file))
 
 
+def test_names_that_are_not_text_hide_no_limit(tmp_path: Path) -> None:
+    proc = Proc(tmp_path, "0::/a\n", [V2.format(root="/")])
+    file = proc.put("cg2/a/memory.max", str(1 << 28))
+    with (tmp_path / "mountinfo").open("ab") as mountinfo:
+        mountinfo.write(b"40 23 0:30 / /mnt/caf\xe9 rw - tmpfs tmpfs rw\n")
+    assert memory_limit(tmp_path) == CgroupLimit(1 << 28, str(file))
+
+
 @pytest.mark.parametrize("groups", ["", "nonsense", "0::/../../x\n", "4:memory:\n"])
 def test_what_cannot_be_read_is_no_limit(tmp_path: Path, groups: str) -> None:
     Proc(tmp_path, groups, ["", "nonsense - x", V2.format(root="/")])
