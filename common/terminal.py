@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
+import sys
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
@@ -28,6 +30,9 @@ def exit_codes(command: Callable[ParamT, ResultT]) -> Callable[ParamT, ResultT]:
 
     @functools.wraps(command)
     def wrapped(*args: ParamT.args, **kwargs: ParamT.kwargs) -> ResultT:
+        # A path may be no text: escaped, as on stderr, where the locale does not put its bytes out as they are.
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return command(*args, **kwargs)
         except UsageError as error:

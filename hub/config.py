@@ -78,12 +78,14 @@ class HubSettings(TlsSettings):
         """A table (file), ``NAME=DIR`` strings (flags), or ``NAME=DIR,NAME=DIR`` (environment)."""
         if isinstance(value, str):
             value = value.split(",")
+        elif not isinstance(value, dict | list | tuple):
+            value = [value]
         pairs = value.items() if isinstance(value, dict) else [tuple(str(item).split("=", 1)) for item in value]
         datasets: dict[str, Path] = {}
         for pair in pairs:
             if len(pair) != 2 or not pair[0] or not str(pair[1]):
                 raise ValueError(f"{'='.join(map(str, pair))!r} is not NAME=DIR, for example c4=/data/c4")
-            name, directory = str(pair[0]), Path(pair[1])
+            name, directory = str(pair[0]), Path(str(pair[1]))
             _check_name(name)
             if name in datasets:
                 raise ValueError(f"dataset {name!r} is given twice: {datasets[name]} and {directory}")

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import socket
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from common.log import get_logger
 from common.terminal import EXIT_FAILED, EXIT_USAGE
 
 log = get_logger(__name__)
+
+_QUEUE_LOOK_S = 0.02
 
 Command = Callable[[Mapping[str, Any]], AsyncGenerator[Mapping[str, Any], None]]
 """Takes the request, yields progress objects; the last object it yields is the result."""
@@ -126,6 +129,8 @@ class ControlServer:
         except HeadraceError as error:
             exit_code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
             await _send(writer, {"error": str(error), "code": error.wire_code, "exit": exit_code})
+        except ConnectionError:  # who asked has left; so has the command
+            raise
         except Exception as error:
             log.exception("a control command failed", command=name)
             await _send(writer, {"error": f"internal error: {error!r}", "code": "internal", "exit": EXIT_FAILED})
@@ -138,6 +143,8 @@ async def _refuse(writer: asyncio.StreamWriter, text: str) -> None:
 
 
 async def _send(writer: asyncio.StreamWriter, line: Mapping[str, Any]) -> None:
+    if writer.is_closing():  # uvloop's write() raises RuntimeError then
+        raise ConnectionResetError("who asked has left")
     writer.write(json.dumps(line).encode() + b"\n")
     await writer.drain()
 
@@ -151,12 +158,12 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> It
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
-            connection.connect(os.fspath(path))
+            _connect(connection, path, timeout_s)
         except (FileNotFoundError, ConnectionRefusedError):
             raise NotMounted("no spoke of this user serves this mountpoint") from None
         except PermissionError:
             raise NotMounted("the spoke of this mountpoint runs as another user") from None
-        except TimeoutError:  # the queue of its socket is full of those who asked before
+        except BlockingIOError:
             raise Silent(f"the spoke did not answer within {timeout_s:g} s") from None
         except OSError as error:
             raise HeadraceError(f"cannot reach the spoke at {path}: {error}") from None
@@ -180,6 +187,19 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> It
                     yield "result", answer["result"]
                     return
                 yield "progress", answer.get("progress")
+
+
+def _connect(connection: socket.socket, path: Path, timeout_s: float) -> None:
+    """Raises BlockingIOError if the queue of the spoke's socket stays full of those who asked before: connect() with a timeout does not
+    wait for that (unix(7))."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return connection.connect(os.fspath(path))
+        except BlockingIOError:
+            if time.monotonic() >= end_s:
+                raise
+        time.sleep(_QUEUE_LOOK_S)
 
 
 def _gone(error: OSError, timeout_s: float) -> HeadraceError:

@@ -369,7 +369,7 @@ class Supervisor:
         if self._spec.ready_fd < 0:
             if line:
                 with contextlib.suppress(OSError):
-                    sys.stdout.write(line + "\n")
+                    sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # a path may be no text
                     sys.stdout.flush()
             return
         with contextlib.suppress(OSError), os.fdopen(self._spec.ready_fd, "w") as pipe:

@@ -6,13 +6,14 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.system.pair import Pair, Spoke, is_running, run
+from tests.system.pair import Pair, Process, Spoke, is_running, run
 
 pytestmark = pytest.mark.mount
 
@@ -53,6 +54,14 @@ def test_quantities_that_cannot_be(pair: Pair) -> None:
     )
     refused(run("hub.cli", "serve", "--dataset", "data"), "not NAME=DIR")
     refused(run("hub.cli", "serve"), "dataset is not set", "HEADRACE_DATASET")
+
+
+def test_a_file_of_settings_with_a_dataset_that_cannot_be(tmp_path: Path) -> None:
+    settings = tmp_path / "hub.toml"
+    settings.write_text("dataset = 5\n")
+    refused(run("hub.cli", "serve", "--config", str(settings)), "'5' is not NAME=DIR")
+    settings.write_text("dataset = {data = 5}\n")
+    refused(run("hub.cli", "serve", "--config", str(settings)), "dataset 'data': cannot open", "/5")
 
 
 def test_cache_directories_that_cannot_be(pair: Pair) -> None:
@@ -136,6 +145,52 @@ def test_background_returns_with_a_mount_that_answers_and_umount_ends_it(pair: P
         refused(run("spoke.cli", "status", str(mountpoint)), "no spoke")
     finally:
         run("spoke.cli", "umount", str(mountpoint), "--force")
+
+
+def test_a_mountpoint_and_a_reader_whose_names_are_no_text(pair: Pair) -> None:
+    (pair.data / "f").write_bytes(b"x" * 5000)
+    hub = pair.hub()
+    mountpoint = Path(os.fsdecode(os.fsencode(pair.work_dir) + b"/caf\xe9"))
+    mountpoint.mkdir()
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "spoke.cli", *words], capture_output=True, text=True, timeout=60, check=False,
+            errors="replace", env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        )  # fmt: skip
+
+    mounted = command(
+        "mount", str(mountpoint), "--hub", hub.address, "--dataset", "data", "--cache-dir", f"{mountpoint}.cache",
+        "--metrics", "127.0.0.1:0", "--background", "--log-file", str(pair.work_dir / "background.log"),
+    )  # fmt: skip
+    try:
+        assert mounted.returncode == 0, mounted.stderr
+        assert "caf\\udce9" in mounted.stdout
+        assert "a new worker serves" in command("upgrade", str(mountpoint)).stdout
+        assert "caf\\udce9" in command("status", str(mountpoint)).stdout
+        named = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xe9t\\xe9', 0, 0, 0); print(flush=True); input()"
+        with subprocess.Popen(
+            [sys.executable, "-c", named], cwd=mountpoint, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as reader:
+            assert reader.stdout is not None
+            reader.stdout.readline()
+            held = command("umount", str(mountpoint))
+            assert held.returncode == 1
+            assert f"is in use by {reader.pid} (\ufffdt\ufffd)" in held.stderr
+            reader.communicate(b"\n")
+    finally:
+        ended = command("umount", "--force", str(mountpoint))
+    assert ended.returncode == 0, ended.stderr
+    foreground = Process(
+        ["spoke.cli", "mount", str(mountpoint), "--hub", hub.address, "--dataset", "data", "--cache-dir",
+         f"{mountpoint}.cache", "--metrics", "127.0.0.1:0"],
+        pair.work_dir / "foreground.log", {"PYTHONIOENCODING": "utf-8:strict"},
+    )  # fmt: skip
+    try:
+        assert foreground.popen.stdout is not None
+        assert foreground.popen.stdout.readline() == b"mounted data on " + os.fsencode(mountpoint) + b"\n"
+    finally:
+        assert foreground.terminate() == 0
 
 
 def test_umount_force_ends_a_mount_in_use_and_a_spoke_that_does_not_answer(pair: Pair) -> None:

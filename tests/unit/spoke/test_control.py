@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
+from structlog.testing import capture_logs
 
 from common.errors import HeadraceError, UsageError
-from spoke.control import ControlError, ControlRefused, ControlServer, NotMounted, ask, ask_once, socket_path
+from spoke.control import ControlError, ControlRefused, ControlServer, NotMounted, Silent, ask, ask_once, socket_path
 
 
 async def count(request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
@@ -116,4 +118,63 @@ def test_a_spoke_that_drops_the_connection_is_an_error_in_words(tmp_path: Path) 
         thread.start()
         with pytest.raises(HeadraceError, match="dropped the connection"):
             next(answers)
+        thread.join()
+
+
+def test_who_leaves_before_the_answer_ends_the_command_and_no_more(tmp_path: Path) -> None:
+    """As Ctrl-C does to ``headrace-spoke warm``."""
+    with capture_logs() as lines:
+        uvloop.run(_leave(tmp_path / "s.sock"))
+    assert [line for line in lines if line["log_level"] != "debug"] == []
+
+
+async def _leave(path: Path) -> None:
+    said, ended = asyncio.Event(), asyncio.Event()
+
+    async def progress(_request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        try:
+            while True:
+                yield {"padding": "x" * 65536}
+                said.set()
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
+    server = ControlServer(path, {"progress": progress})
+    await server.start()
+    for _ in range(3):
+        said.clear()
+        ended.clear()
+        _, writer = await asyncio.open_unix_connection(os.fspath(path))
+        writer.write(b'{"command": "progress"}\n')
+        await said.wait()
+        writer.transport.abort()
+        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.sleep(0)
+    await server.close()
+    assert failures == []
+
+
+def test_a_full_queue_is_waited_for_and_then_silence(tmp_path: Path) -> None:
+    """As a hundred commands meet that ask a stopped worker."""
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(path))
+        listener.listen(0)
+        first.connect(str(path))
+        with pytest.raises(Silent, match=r"did not answer within 0\.2 s"):
+            ask_once(path, {"command": "status"}, timeout_s=0.2)
+
+        def answer() -> None:
+            listener.accept()[0].close()
+            connection, _ = listener.accept()
+            connection.recv(100)
+            connection.sendall(b'{"result": 5}\n')
+            connection.close()
+
+        thread = threading.Timer(0.1, answer)
+        thread.start()
+        assert ask_once(path, {"command": "status"}, timeout_s=5) == 5
         thread.join()
