@@ -5,6 +5,7 @@ Reads /proc and /sys only; what cannot be read counts as no limit.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -41,8 +42,7 @@ def _limits(version: int, folder: Path) -> Iterator[CgroupLimit]:
 def _folders(proc: Path) -> Iterator[tuple[int, Path]]:
     """Our group and those above it, with the version of their interface."""
     try:
-        groups = (proc / "cgroup").read_text().splitlines()
-        mounts = (proc / "mountinfo").read_text().splitlines()
+        groups, mounts = (_lines(proc / name) for name in ("cgroup", "mountinfo"))
     except OSError:
         return
     for line in groups:
@@ -59,6 +59,11 @@ def _folders(proc: Path) -> Iterator[tuple[int, Path]]:
                 if folder == top or top not in folder.parents:
                     break
                 folder = folder.parent
+
+
+def _lines(file: Path) -> list[str]:
+    """Names of other mounts may be any bytes."""
+    return [os.fsdecode(line) for line in file.read_bytes().splitlines()]
 
 
 def _mounts(mountinfo: list[str], version: int) -> Iterator[tuple[str, str]]:

@@ -73,6 +73,14 @@ def test_version_1_and_the_number_that_means_none(tmp_path: Path) -> None:
     assert memory_limit(tmp_path) == CgroupLimit(256 * MIB, str(file))
 
 
+def test_another_mount_may_have_any_name(tmp_path: Path) -> None:
+    proc = Proc(tmp_path, "0::/a\n", [])
+    file = proc.put("cg2/a/memory.max", str(1 << 28))
+    line = V2.format(root="/").replace("TOP", str(tmp_path)).encode()
+    (tmp_path / "mountinfo").write_bytes(b"29 23 0:25 / /odd/bad\xff\xc2\x85 rw - fuse.headrace c4 ro\n" + line + b"\n")
+    assert memory_limit(tmp_path) == CgroupLimit(1 << 28, str(file))
+
+
 def test_a_container_is_shown_its_own_group_as_the_root(tmp_path: Path) -> None:
     proc = Proc(tmp_path, "0::/docker/abc/inner\n", [V2.format(root="/docker/abc")])
     file = proc.put("cg2/memory.max", str(1 << 28))
