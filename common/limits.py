@@ -629,10 +629,10 @@ DOCTOR_HOST_TIMEOUT_S = 2.0
 """Reading /proc and /sys. Give up."""
 
 LOG_MAX_BYTES = 4 * 1024 * 1024
-"""A background spoke's log in the runtime directory (often memory): a longer one is put aside at the next start, one is kept."""
+"""A background spoke's log in the runtime directory (often memory): a longer one is put aside, also while it runs; one is kept."""
 
 LOG_KEPT_S = 7 * 24 * 3600.0
-"""How long the log of a spoke that is gone is kept for whoever wants to know why. Remove."""
+"""How long the log of a spoke that did not end in order is kept for whoever wants to know why. Remove."""
 
 METRICS_PORT_RETRY_S = 2.0
 """How often a spoke whose metrics port another one of the host has tries to get it: so long its figures are missing when that one ends."""
