@@ -48,6 +48,7 @@ from spoke.hub_client.client import HubClient, make_hello
 from spoke.hub_client.credentials import Credentials
 from spoke.insight.watch import Insight
 from spoke.last_job import LastJob
+from spoke.left_warms import LeftWarms
 from spoke.long_waits import LongWaits
 from spoke.memory import Level, MemoryBudget, choose_limit
 from spoke.memory_watch import MemoryWatch
@@ -168,7 +169,15 @@ class Spoke:
         )
         self.reads.names_in_doubt = lambda: str(self.suspicious) if self.suspicious is not None else ""
         self.memory_watch = MemoryWatch(
-            self.memory_limit, self.memory, self.tree, store, self.fetcher, self.reads, self.ahead, self.plans
+            self.memory_limit,
+            self.memory,
+            self.tree,
+            store,
+            self.fetcher,
+            self.reads,
+            self.ahead,
+            self.plans,
+            self.order_exchange,
         )
         self.reads.on_short_of_memory = self.memory_watch.give_back
         self._watch_over_blocks(settings)
@@ -189,6 +198,7 @@ class Spoke:
             link_rate=lambda: self.client.links.carried_bytes_per_s,
             is_linked=lambda: self.client.links.connected,
             last_job=self.last_job if settings.learn else None,
+            left=LeftWarms(settings.cache_dir / f"warms-{quote(settings.dataset, safe='')}.json"),
         )
         self.cache_files = CacheFiles(self.tree, store, self.fetcher.recent)
         self.device: Device | None = None
@@ -332,6 +342,7 @@ class Spoke:
         await self.last_job.load()
         await self.order_exchange.start()
         await self._mount()
+        await self.warming.resume()
         await self.control.start()
         await self.shared_port.start(self.pages, *self._metrics_address())
         self._upkeep.append(asyncio.create_task(Housekeeping(self).run(), name="housekeeping"))
@@ -455,7 +466,7 @@ class Spoke:
         await self.learner.close()
         await self.last_job.save()
         await self.order_exchange.close(tell=not keep_mount)
-        await self.warming.close()
+        await self.warming.close(forget=not keep_mount)
         await self.scrub.close()
         await self.mending.close()
         await self.fetcher.close()

@@ -98,6 +98,7 @@ def _supervise(
         "worker_pid": worker_pid,
         "channel_fd": channel_fd,
         "ready_fd": ready_fd,
+        "log_path": _own_log(path),
         "device_fd": stored[0],
         "ledger_fd": stored[1],
         "log_json": settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty()),
@@ -117,6 +118,20 @@ def _supervise(
     except OSError as error:
         os.kill(worker_pid, signal.SIGKILL)
         raise HeadraceError(f"the supervisor cannot be started: {error}") from error
+
+
+def _log_path(path: str) -> Path:
+    """Of a background spoke, unless its user names another."""
+    return control.socket_path(runtime_dir(), path).with_suffix(".log")
+
+
+def _own_log(path: str) -> str:
+    """That one, if it is our stderr; else nothing."""
+    log = _log_path(path)
+    try:
+        return str(log) if os.path.samestat(os.fstat(2), log.stat()) else ""
+    except OSError:
+        return ""
 
 
 def _is_mount_of(stored: Sequence[int], path: str) -> bool:
@@ -161,7 +176,7 @@ def mount_in_background(
     _check_apart(path, loaded.settings.cache_dir)
     runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     sweep(runtime_dir(), time.time())
-    log_path = log_file or control.socket_path(runtime_dir(), path).with_suffix(".log")
+    log_path = log_file or _log_path(path)
     if log_file is None:
         bound_log(log_path)  # one of the user's own choice is the user's to rotate
     command, environment = module_command("spoke.cli")

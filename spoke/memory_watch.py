@@ -14,6 +14,7 @@ from spoke.cache.store import Store
 from spoke.fetcher import Fetcher
 from spoke.memory import Level, MemoryBudget, MemoryLimit, anonymous_bytes
 from spoke.namespace.tree import Tree
+from spoke.orders.exchange import OrderExchange
 from spoke.plans import Plans
 from spoke.reads import Reads
 
@@ -33,10 +34,11 @@ class MemoryWatch:
         reads: Reads,
         ahead: Ahead,
         plans: Plans,
+        exchange: OrderExchange,
     ) -> None:
         self._limit, self._budget = limit, budget
         self._tree, self._store, self._fetcher = tree, store, fetcher
-        self._reads, self._ahead, self._plans = reads, ahead, plans
+        self._reads, self._ahead, self._plans, self._exchange = reads, ahead, plans, exchange
 
     def _dataset_bytes(self) -> dict[str, int]:
         """What grows with the dataset and not with the work: not under the limit."""
@@ -93,6 +95,6 @@ class MemoryWatch:
             "readers": self._reads.admission.inside_bytes,
             "recent": fetcher.recent.held_bytes,
             "buffers": EXTENT_BUFFERS.idle_bytes,
-            "orders": self._plans.held_steps * limits.MEMORY_STEP_BYTES,
+            "orders": self._plans.held_steps * limits.MEMORY_STEP_BYTES + self._exchange.held_bytes,
         }
         return {**held, "process": max(0, anonymous_bytes() - sum(held.values()))}

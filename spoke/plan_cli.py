@@ -134,7 +134,7 @@ def reset(context: typer.Context) -> None:
     typer.echo(f"forgot {count} learned orders" if count != 1 else "forgot 1 learned order")
 
 
-app.command("recipe", context_settings=recipes_cli.FREE_OPTIONS)(recipes_cli.recipe)
+app.command("recipe", cls=recipes_cli.RecipeCommand, context_settings=recipes_cli.FREE_OPTIONS)(recipes_cli.recipe)
 
 
 class _SocketPlan(hints.Telling):

@@ -313,6 +313,23 @@ def rate_in_words(progress: Mapping[str, Any], took_s: float) -> str:
     return f"{format_size(int(rate))}/s so far: about {_time(left_bytes / rate)} left, at most"
 
 
+class FetchSpeed:
+    """Of what a warm fetches, while something comes: what is cached is only verified, many times faster, and so is all at the end."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+        self._fetched_bytes = 0
+        self._took_s = 0.0
+
+    def in_words(self, fetched_bytes: int, now_s: float) -> str:
+        """After so much in all; empty while nothing was fetched."""
+        if self._began_s is None:
+            self._began_s = now_s
+        elif fetched_bytes > self._fetched_bytes:
+            self._fetched_bytes, self._took_s = fetched_bytes, now_s - self._began_s
+        return f"{format_size(int(self._fetched_bytes / self._took_s))}/s" if self._took_s else ""
+
+
 def _time(duration_s: float) -> str:
     minutes, seconds = divmod(round(duration_s), 60)
     if minutes >= 60:

@@ -167,16 +167,18 @@ def _show(socket: Path, request: Mapping[str, Any], *, quiet: bool) -> None:
     """Ask the running spoke, say what it will do, draw a progress bar on stderr; raises what it answered."""
     # Drawing takes a fifth of a second to import, which pin and unpin need not wait for.
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from spoke.warm import in_words, rate_in_words
+    from spoke.warm import FetchSpeed, in_words, rate_in_words
 
-    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    speed_column = TextColumn("{task.fields[speed]}")
+    columns = (BarColumn(), DownloadColumn(binary_units=True), speed_column, TimeRemainingColumn())
     described = TextColumn("{task.description}")
+    speed = FetchSpeed()
     began_s, is_rate_unsaid, drawn = runtime.now_s(), False, False
     with contextlib.ExitStack() as drawing:
         bar = Progress(described, *columns, console=Console(stderr=True), disable=quiet)
-        task = bar.add_task("warming", total=None)
+        task = bar.add_task("warming", total=None, speed="")
         for kind, facts in control.ask(socket, request_of("warm", request), timeout_s=limits.WARM_SILENCE_TIMEOUT_S):
             if kind == "progress" and "estimate" in facts:
                 note = f" ({facts['note']})" if facts.get("note") else ""
@@ -196,6 +198,7 @@ def _show(socket: Path, request: Mapping[str, Any], *, quiet: bool) -> None:
                     task,
                     total=facts["total_bytes"],
                     completed=facts["verified_bytes"],
+                    speed=speed.in_words(facts["fetched_bytes"], runtime.now_s()),
                     description=f"{facts['files_done']}/{facts['files']} files",
                 )
             if kind == "result":

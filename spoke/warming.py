@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import limits
-from common.errors import HeadraceError, UsageError
+from common.errors import DiskError, HeadraceError, UsageError
 from common.log import get_logger
 from common.runtime import cancel_and_wait
 from spoke.cache.store import Store
 from spoke.fetcher import Fetcher
 from spoke.last_job import LastJob
+from spoke.left_warms import LeftWarms
 from spoke.namespace.tree import Tree
 from spoke.orders.mapped import open_order
 from spoke.pins import Pins
@@ -67,7 +68,7 @@ class _Named(NamedTuple):
 
 class Warming:
     """``order(name)``: the order followed under a name. ``link_rate``: the best rate measured, bytes/s, 0 while unknown.
-    ``last_job``: None where nothing is learned.
+    ``last_job``: None where nothing is learned. ``left``: what goes on after this worker; ``resume`` once names and orders are there.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class Warming:
         link_rate: Callable[[], float],
         is_linked: Callable[[], bool] = lambda: True,
         last_job: LastJob | None = None,
+        left: LeftWarms,
     ) -> None:
+        self._left = left
         self._mountpoint = mountpoint
         self._tree = tree
         self._store = store
@@ -102,8 +105,16 @@ class Warming:
         """For ``status``: under way, then those that ended, the latest first."""
         return [job.facts() for job in (*self._running, *reversed(self._ended))]
 
-    async def close(self) -> None:
+    async def resume(self) -> None:
+        """Go on with what was left to workers before this one."""
+        for number, request in await self._left.load():
+            self._leave(request, None, number)
+
+    async def close(self, *, forget: bool) -> None:
+        """``forget``: no worker is to go on with what is under way."""
         await cancel_and_wait(*self._tasks)
+        if forget:
+            await self._left.forget()
 
     async def answer(self, request: Mapping[str, Any]) -> AsyncGenerator[Facts, None]:
         """First ``{"estimate": …}``, then progress, and at last the outcome. Raises UsageError or HeadraceError with the reason.
@@ -127,10 +138,13 @@ class Warming:
                 async for facts in progress:
                     yield facts
             return
-        task = asyncio.create_task(self._in_background(request, named), name="warm in background")
+        self._leave(request, named, await self._left.add(request))
+        yield {"background": True, **named.warmer.progress()}
+
+    def _leave(self, request: Mapping[str, Any], named: _Named | None, number: int) -> None:
+        task = asyncio.create_task(self._in_background(request, named, number), name="warm in background")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        yield {"background": True, **named.warmer.progress()}
 
     async def _name(self, request: Mapping[str, Any]) -> _Named:
         """What is named now, and the names it was found in."""
@@ -184,14 +198,18 @@ class Warming:
             "files changed at the hub again and again while they were fetched: ask again when they rest"
         )
 
-    async def _in_background(self, request: Mapping[str, Any], named: _Named) -> None:
+    async def _in_background(self, request: Mapping[str, Any], named: _Named | None, number: int) -> None:
+        what = named.what if named is not None else "what another worker was told"
         try:
+            named = named or await self._name(request)
+            what = named.what
             async for _ in self._warm(request, named):
                 pass
         except HeadraceError as error:
-            log.error("warm failed", what=named.what, error=str(error))
+            log.error("warm failed", what=what, error=str(error))
         else:
-            log.info("warm is done", what=named.what)
+            log.info("warm is done", what=what)
+        await self._left.done(number)
 
     @contextlib.contextmanager
     def _listed(self, job: _Job) -> Any:
@@ -246,4 +264,7 @@ class Warming:
                 f"no order {name!r} is followed (headrace-spoke plan {self._mountpoint} list shows them); an order file is named "
                 "by a path with a /"
             )
-        return await asyncio.to_thread(open_order, Path(name))
+        try:
+            return await asyncio.to_thread(open_order, Path(name))
+        except DiskError as error:
+            raise UsageError(str(error)) from None  # as of a plan that is not there

@@ -92,6 +92,11 @@ class OrderExchange:
     def received(self) -> Counter[str]:
         return self._foreign.outcomes
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of an order that is being taken over."""
+        return self._getting.held_bytes
+
     # --- life --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:

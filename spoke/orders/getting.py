@@ -57,6 +57,12 @@ class Getting:
         self._say = say
         self._generation = 0
         self._arriving: tuple[bytes, bytearray] = (b"", bytearray())
+        self._examined_steps = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Of an order that is being taken over: what has come of it, and its steps once they are looked at."""
+        return len(self._arriving[1]) + self._examined_steps * limits.MEMORY_STEP_BYTES
 
     def forget(self) -> None:
         """All was reset: what is on its way is not wanted."""
@@ -96,8 +102,10 @@ class Getting:
                 self._arriving = (b"", bytearray())
                 raise PeerError("the hub gives another piece of an order than was asked for")
             data += piece.payload
-        self._arriving = (b"", bytearray())
-        await self._take(order, data, generation)
+        try:
+            await self._take(order, data, generation)
+        finally:
+            self._arriving, self._examined_steps = (b"", bytearray()), 0
 
     async def _take(self, order: KeptOrder, data: bytearray, generation: int) -> None:
         try:
@@ -107,6 +115,7 @@ class Getting:
             log.warning("an order that the hub gave is not one", teller=order.teller, error=str(error))
             await self._unwanted.refuse(order.digest)
             return
+        self._examined_steps = len(report)
         if await self._is_known(found):
             self._unwanted.pass_over(order.digest)
             self._foreign.outcomes["known"] += 1

@@ -1,4 +1,5 @@
 """A recipe from its options to the spoke that follows it: expands the first segment, has it loaded, makes the next ones in time.
+The beginning of the first is loaded before the rest is computed.
 
 All of this is the command's own process. What the daemon does is open a file.
 """
@@ -41,7 +42,7 @@ def run_recipe(
 
 class _Run:
     def __init__(self, recipe_name: str, given: Given, mountpoint: str, say: Say) -> None:
-        from spoke.recipes.expand import Expansion, Place
+        from spoke.recipes.expand import START, Expansion, Place
         from spoke.recipes.files import MountedFiles
         from spoke.recipes.scratch import Scratch
 
@@ -65,7 +66,7 @@ class _Run:
         options.finish(_COMMON)
         self._name = wanted_name or self._recipe.name
         self._expansion = Expansion(self._recipe, last_epoch=last_epoch)
-        self._place: Place | None = Place(0, 0)
+        self._place: Place | None = START
         self._made = 0
 
     def run(self, *, follow: bool) -> Mapping[str, object]:
@@ -76,7 +77,7 @@ class _Run:
         }
         for option, value in sorted(self._options.notes.items()):
             self._say(f"  {option} = {value}")
-        first = self._next_segment()
+        first = self._first_segment()
         facts |= {
             "steps": first.steps,
             "step_bytes": first.step_bytes,
@@ -95,9 +96,23 @@ class _Run:
             self._keep_on(first.name)
         return facts
 
-    def _next_segment(self) -> Any:
+    def _first_segment(self) -> Any:
+        from spoke.recipes.expand import START
+
+        if self._dry_run:
+            return self._next_segment()
+        made = self._next_segment(limits.RECIPE_FIRST_STEPS, limits.RECIPE_FIRST_EPOCHS)
+        if made.resume is None or made.steps >= self._max_steps:
+            return made
+        self._load(made.path)
+        self._say(f"{self._name}: {made.steps} reads to begin with")
+        self._place, self._made = START, 0
+        return self._next_segment()  # of the same name: it takes the other's place
+
+    def _next_segment(self, most_steps: int | None = None, max_epochs: int = limits.RECIPE_SEGMENT_EPOCHS) -> Any:
         """Write the segment at the place we are at; its file is named for the daemon to find."""
         assert self._place is not None
+        max_steps = min(most_steps or self._max_steps, self._max_steps)
         name = self._name if self._made == 0 else f"{self._name}#{self._made + 1}"
         path = self._directory / f"recipe-{_as_file_name(name)}.order"
         facts = [self._files.facts(os.fsdecode(path)) for path in self._recipe.paths]
@@ -105,14 +120,16 @@ class _Run:
         meta |= {f"lane.{number}": lane for number, lane in enumerate(self._recipe.lanes[:256])}
         meta[READER] = (Reader.MAPPED if self._recipe.is_mapped else Reader.EXACT).value
         meta["begins"] = f"epoch {self._place.epoch}, sample {self._place.sample}"
-        room_bytes = 40 * self._max_steps
+        room_bytes = 40 * max_steps
         try:
             if shutil.disk_usage(self._directory).free < room_bytes:
                 raise DiskError(
-                    f"a segment of {self._max_steps} reads takes up to {room_bytes} bytes in {self._directory}, which has less "
+                    f"a segment of {max_steps} reads takes up to {room_bytes} bytes in {self._directory}, which has less "
                     "left; give fewer --segment-steps"
                 )
-            made = self._expansion.write(path, name, self._place, facts, meta, max_steps=self._max_steps)
+            made = self._expansion.write(
+                path, name, self._place, facts, meta, max_steps=max_steps, max_epochs=max_epochs
+            )
         except OSError as error:
             raise DiskError(f"{path} cannot be written: {error.strerror}") from error
         self._place = made.resume

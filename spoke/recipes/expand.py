@@ -35,6 +35,9 @@ class Place(NamedTuple):
     sample: int
 
 
+START = Place(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentMade:
     """``begin`` to ``end``; ``resume``: where the next one begins; None after the last."""
@@ -67,15 +70,21 @@ class Expansion:
         meta: Mapping[str, str],
         *,
         max_steps: int = limits.RECIPE_SEGMENT_STEPS,
+        max_epochs: int = limits.RECIPE_SEGMENT_EPOCHS,
     ) -> SegmentMade:
-        """Write one segment. Raises UsageError when the recipe has nothing there, OSError as the disk does."""
+        """Write one segment, which ends within a round of ``max_steps`` and with ``max_epochs``. Raises UsageError when the recipe
+        has nothing there, OSError as the disk does."""
         lanes = range(len(self._recipe.lanes))
         rounds: deque[tuple[Place, int]] = deque()
         place, steps, step_bytes = begin, 0, 0
         with OrderWriter(
             path, name=name, reason=Reason.RECIPE, files=files, lane_count=len(lanes), meta=meta
         ) as writer:
-            while steps < max_steps and (epoch := self._at(place.epoch)) is not None:
+            while (
+                steps < max_steps
+                and place.epoch - begin.epoch < max_epochs
+                and (epoch := self._at(place.epoch)) is not None
+            ):
                 longest = max(epoch.samples(lane) for lane in lanes)
                 if place.sample >= longest:
                     if longest == 0 and place.epoch > begin.epoch:

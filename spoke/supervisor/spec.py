@@ -15,7 +15,8 @@ Say = Callable[..., None]
 @dataclass
 class Spec:
     """What the command hands over. ``command`` starts a worker; ``take_away`` unmounts by force. ``ready_fd``: where a background
-    start is reported, -1: on stdout. ``device_fd`` and ``ledger_fd``: of a mount to go on with, -1 without one."""
+    start is reported, -1: on stdout. ``device_fd`` and ``ledger_fd``: of a mount to go on with, -1 without one. ``log_path``: our
+    stderr, where it is ours to bound and remove; else empty."""
 
     mountpoint: str
     command: list[str]
@@ -26,6 +27,7 @@ class Spec:
     ready_fd: int = -1
     device_fd: int = -1
     ledger_fd: int = -1
+    log_path: str = ""
     log_json: bool = True
     hangup_stops: bool = False
     hangup_ignored: bool = False

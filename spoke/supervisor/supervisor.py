@@ -22,6 +22,7 @@ from typing import Any
 from common import limits
 from spoke.supervisor.channel import Channel, Message
 from spoke.supervisor.clients import Clients
+from spoke.supervisor.own_log import OwnLog
 from spoke.supervisor.refusing import refuse_pending
 from spoke.supervisor.restarts import Restarts
 from spoke.supervisor.service import Service
@@ -49,6 +50,7 @@ class Supervisor:
         self._service = service
         self._say = say
         self._clock = clock
+        self._log = OwnLog(spec.log_path)
         self._restarts = Restarts()
         self._upgrades = 0
         self._last_end = ""
@@ -141,6 +143,7 @@ class Supervisor:
         return worker.alive_s + self._silent_s if worker.served else worker.started_s + 86400.0
 
     def _time_has_come(self, now_s: float) -> None:
+        self._log.bound()
         for worker in self._workers():
             if self._patience_ends_s(worker) <= now_s:
                 if worker.aborted_s is None and worker.served and not (self._upgrade and self._upgrade.old is worker):
@@ -275,6 +278,8 @@ class Supervisor:
             # It was asked to end, or the mount was taken away: an end in order.
             if not self._keep_mount:
                 self._service.forget_stored()
+            if not self._last_end:  # nobody will ask what happened
+                self._log.remove()
             self._exit = 0
             return
         if not self._was_ready and self._spec.device_fd < 0:  # nobody uses the mount yet

@@ -20,6 +20,7 @@ from common.wire import messages as m
 from hub.orders.desk import OrderDeskOfHub
 from spoke.hub_client.client import HubClient, make_hello
 from spoke.namespace.tree import Tree
+from spoke.orders import report as reports
 from spoke.orders.exchange import OrderExchange
 from spoke.orders.learner import Learner, own_name_prefix
 from spoke.orders.mapped import MappedOrder
@@ -227,6 +228,29 @@ async def test_what_one_learned_the_other_follows_step_by_step(hub: Hub, spoke: 
     await second.epoch(order, explained=True, along=name)
     assert [path.name.endswith("-proven.order") for path in second.shelf.paths.values()] == [True]
     await until(lambda: all(row.followed for row in hub.desk._datasets["memory"].store.rows()))
+
+
+async def test_what_is_being_taken_over_counts_as_memory(hub: Hub, spoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = await spoke("gpu-1"), await spoke("gpu-2")
+    examine, write = reports.examine, reports.write
+    held: list[int] = []
+
+    def examined(data: bytearray, digest: bytes) -> Any:
+        held.extend((len(data), second.exchange.held_bytes))
+        return examine(data, digest)
+
+    def written(*given: Any) -> None:
+        held.append(second.exchange.held_bytes)
+        write(*given)
+
+    monkeypatch.setattr(reports, "examine", examined)
+    monkeypatch.setattr(reports, "write", written)
+    await first.epoch(shuffled(1))
+    await until(lambda: bool(second.foreign))
+    arrived, while_examined, while_written = held
+    assert while_examined == arrived > RECORDS
+    assert while_written == arrived + RECORDS * limits.MEMORY_STEP_BYTES
+    assert second.exchange.held_bytes == 0
 
 
 async def test_it_is_there_after_restarts_of_both(hub: Hub, spoke: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from spoke.launch import _holders
 from spoke.places import runtime_dir
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,3 +143,14 @@ def test_a_runtime_directory_in_tmp_that_is_not_ours_is_refused(
             runtime_dir()
     finally:
         squatted.unlink()
+
+
+def test_a_process_of_any_name_that_uses_a_mount_is_named(tmp_path: Path) -> None:
+    command = tmp_path / os.fsdecode(b"job\xff")
+    shutil.copy("/bin/sleep", command)
+    process = subprocess.Popen([command, "60"], cwd=tmp_path)
+    try:
+        assert list(_holders(str(tmp_path))) == [f"{process.pid} (job\\xff)"]
+    finally:
+        process.kill()
+        process.wait()

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,8 @@ from typer.testing import CliRunner
 from spoke import control
 from spoke.cli import app
 from spoke.places import runtime_dir
+from tests.system import ready_made
+from tests.system.ready_made import run  # noqa: F401 (for the tests)
 
 START_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 15.0
@@ -28,16 +29,10 @@ END_TIMEOUT_S = 15.0
 class Process:
     """A daemon whose first line on stdout says that it is ready; its log goes to a file."""
 
-    def __init__(self, arguments: Sequence[str], log_path: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(self, arguments: Sequence[str], log_path: Path) -> None:
         self.log_path = log_path
         self._log = log_path.open("ab")
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **(env or {})},
-        )
+        self.popen = ready_made.start(*arguments, stderr=self._log)
 
     def first_line(self) -> str:
         """Blocks until the daemon is ready; fails with its log when it ends instead."""
@@ -153,13 +148,6 @@ class Spoke(Process):
         except subprocess.TimeoutExpired:
             self.kill()
         subprocess.run(["umount", "-l", str(self.mountpoint)], capture_output=True, check=False)
-
-
-def run(module: str, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """One of the commands, to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
-    )
 
 
 def ask(*words: str) -> subprocess.CompletedProcess[str]:

@@ -125,6 +125,8 @@ def test_background_returns_with_a_mount_that_answers_and_umount_ends_it(pair: P
     try:
         answer = mount(pair, mountpoint, "--background", hub=hub.address)
         assert answer.returncode == 0, answer.stderr
+        log = Path(answer.stdout.rpartition("log: ")[2].strip())
+        assert "mounted" in log.read_text()
         assert (mountpoint / "a").read_bytes() == b"hello"
         facts = json.loads(run("spoke.cli", "status", str(mountpoint), "--json").stdout)
         assert facts["hub"]["connected"] is True
@@ -139,6 +141,7 @@ def test_background_returns_with_a_mount_that_answers_and_umount_ends_it(pair: P
             assert str(os.getpid()) in held.stderr
         ended = run("spoke.cli", "umount", str(mountpoint))
         assert (ended.returncode, ended.stdout) == (0, f"unmounted {mountpoint}\n")
+        assert not log.exists(), "it ended in order"
         assert list(mountpoint.iterdir()) == []
         assert not is_running(facts["pid"])
         refused(run("spoke.cli", "umount", str(mountpoint)), "not a mount of Headrace")
@@ -221,6 +224,8 @@ def test_warm_brings_whole_verified_files_and_says_what_cannot_be(pair: Pair) ->
     assert "51 files" in warmed.stdout
     refused(run("spoke.cli", "warm", str(spoke.mountpoint), "nosuch"), "'nosuch' is not in the dataset")
     refused(run("spoke.cli", "warm", str(spoke.mountpoint), "/etc/passwd"), "not below the mountpoint")
+    for option in ("--plan", "--order"):
+        refused(run("spoke.cli", "warm", str(spoke.mountpoint), option, "./absent"), "absent", "No such file")
     hub.terminate()
     assert (spoke.mountpoint / "big").read_bytes() == (pair.data / "big").read_bytes()
     again = run("spoke.cli", "warm", str(spoke.mountpoint), str(spoke.mountpoint / "sub"))

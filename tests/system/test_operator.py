@@ -75,8 +75,13 @@ def test_a_terminal_that_hangs_up_unmounts_and_a_background_spoke_does_not_care(
             facts(mountpoint)["supervision"]["supervisor_pid"], signal.SIGHUP
         )  # a stray one: no more than an upgrade
         eventually(lambda: upgrades(mountpoint) == 1, 60)
+        os.kill(facts(mountpoint)["pid"], signal.SIGKILL)
+        eventually(lambda: serving(mountpoint), 60)
     finally:
         run("spoke.cli", "umount", str(mountpoint), "--force")
+    log = Path(answer.stdout.rpartition("log: ")[2].strip())
+    assert "the worker died" in log.read_text(), "kept for whoever wants to know why"
+    log.unlink()
 
 
 def test_commands_say_that_the_spoke_of_a_mount_has_died(pair: Pair) -> None:

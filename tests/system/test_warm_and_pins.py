@@ -297,3 +297,19 @@ def test_a_hub_that_starts_anew_ends_no_warm(pair: Pair, far: Callable[..., str]
     pair.hub(hub.port)
     eventually(lambda: spoke.facts()["warm"][0]["state"] != "running", 30)
     assert spoke.facts()["warm"][0]["state"] == "done"
+
+
+def test_what_was_left_to_a_spoke_outlives_its_worker_and_not_its_mount(pair: Pair, far: Callable[..., str]) -> None:
+    write(pair.data / "a", 8 * MIB)
+    address = far(pair.hub().address)
+    spoke = pair.spoke(address)
+    assert warm(spoke, "a", "--no-wait", "--rate", "20mbit").returncode == 0
+    eventually(lambda: received(spoke) > 2 * MIB)
+    os.kill(spoke.worker_pid(), signal.SIGKILL)
+    (spoke.mountpoint / "a").stat()  # answered by the next worker
+    eventually(lambda: [found["state"] for found in spoke.facts()["warm"]] == ["done"], 30)
+    write(pair.data / "b", 2 * MIB)
+    eventually((spoke.mountpoint / "b").exists)
+    assert warm(spoke, "b", "--no-wait", "--rate", "100kbit").returncode == 0
+    assert spoke.terminate() == 0
+    assert pair.spoke(address).facts()["warm"] == []

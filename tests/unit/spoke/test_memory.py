@@ -84,7 +84,7 @@ def test_a_mount_of_somebody_else_has_any_name(tmp_path: Path) -> None:
     """A name that is no UTF-8 kept every spoke of the host from starting."""
     proc = Proc(tmp_path, "0::/a\n", [V2.format(root="/")])
     file = proc.put("cg2/a/memory.max", str(1 << 28))
-    other = b"32 23 0:28 / /mnt/odd\xff\x0cname rw - fuse.other other rw\n"
+    other = b"32 23 0:28 / /mnt/odd\xff\x0c\xc2\x85name rw - fuse.other other rw\n"
     (tmp_path / "mountinfo").write_bytes(other + (tmp_path / "mountinfo").read_bytes())
     assert memory_limit(tmp_path) == CgroupLimit(1 << 28, str(file))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,14 @@ import typer
 from typer.testing import CliRunner
 
 from common.errors import UsageError
-from spoke import recipes
-from spoke.recipes import cli
+from spoke import plan_cli, recipes
+from spoke.recipes import cli, command
+
+_MODULES = {
+    "fixed-records": "fixed_records.py", "litdata": "litdata.py", "mds": "mds.py", "megatron": "megatron.py",
+    "olmo-core": "olmo.py", "webdataset": "webdataset.py",
+}  # fmt: skip
+_NOT_SAID = {"litdata": [["local-world-size"]], "webdataset": [["wds-seed"]]}  # a job's environment tells them
 
 
 @pytest.fixture
@@ -72,3 +80,22 @@ def test_without_numpy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'headrace\[recipes\]'"):
         recipes.run("mds", {}, "/mnt")
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_help_lists_what_a_recipe_asks_for(name: str) -> None:
+    shown = CliRunner().invoke(plan_cli.app, ["/nowhere", "--recipe", name, "--help"], env={"COLUMNS": "100"}).output
+    listed = set(re.findall(r"--([a-z-]+)", shown.partition(f"Options of {name},")[2]))
+    source = Path(recipes.__file__).with_name(_MODULES[name]).read_text() + Path(command.__file__).read_text()
+    calls = [
+        [word.value for word in call.args if isinstance(word, ast.Constant)]
+        for call in ast.walk(ast.parse(source.replace("from __future__ import annotations", "")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("words", "text", "choice", "integer", "need", "count", "number", "flag")
+        and ast.unparse(call.func.value) == "options"
+    ]
+    assert len(calls) > 15
+    asked = {word for names in calls for word in names}
+    assert [names for names in calls if names and not listed.intersection(names)] == _NOT_SAID.get(name, [])
+    assert listed <= asked

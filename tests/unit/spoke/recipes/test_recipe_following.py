@@ -35,6 +35,8 @@ class Daemon:
         if what == "order-load":
             order = open_order(Path(request["path"]))
             steps = [order.step(0, at).offset_bytes for at in range(order.length(0))]
+            if order.name in self.orders:
+                assert steps[: len(self.offsets)] == self.offsets  # the same and more
             begin = self.offsets.index(steps[0]) if steps[0] in self.offsets else len(self.offsets)
             assert self.offsets[begin:] == steps[: len(self.offsets) - begin]  # it begins with what is known already
             self.offsets[begin:] = steps
@@ -107,3 +109,39 @@ def test_a_dry_run_loads_nothing_and_leaves_nothing(
     assert daemon.log == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r"]
     assert any("seed = 0 (default)" in line for line in said)
+
+
+def test_the_job_is_known_before_all_of_a_segment_is_computed(
+    job: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.limits.RECIPE_FIRST_STEPS", 500)
+    del job["segment-steps"]
+    daemon = Daemon(tmp_path, stride=1)
+    monkeypatch.setattr(command.control, "ask_once", daemon.ask_once)
+    said: list[str] = []
+    facts = run("fixed-records", job, tmp_path, say=said.append)
+    first, whole = [line for line in said if "reads" in line]
+    begun = int(first.removeprefix("fixed-records:seed=0: ").removesuffix(" reads to begin with"))
+    assert 500 <= begun < 4000
+    assert whole == "fixed-records:seed=0: 1 lanes, 4000 reads of 400000 bytes"
+    assert (facts["whole"], facts["steps"]) == (True, 4000)
+    assert daemon.log == ["load fixed-records:seed=0"] * 2
+    assert len(daemon.orders["fixed-records:seed=0"][1]) == 4000
+
+
+def test_epochs_of_few_records_end_a_segment(
+    job: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.limits.RECIPE_FIRST_EPOCHS", 2)
+    loaded: list[int] = []
+
+    def ask_once(_socket: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> Any:
+        del timeout_s
+        if request["command"] == "order-load":
+            loaded.append(open_order(Path(request["path"])).step_count)
+        return {"directory": str(tmp_path)}
+
+    monkeypatch.setattr(command.control, "ask_once", ask_once)
+    facts = run("fixed-records", {"files": "r", "record-bytes": "80000"}, tmp_path, say=lambda _: None, follow=False)
+    assert loaded == [2 * 5, 4096 * 5]
+    assert (facts["whole"], facts["steps"]) == (False, 4096 * 5)

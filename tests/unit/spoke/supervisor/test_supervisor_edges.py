@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
+from common import limits
 from spoke.supervisor.channel import Channel
+from spoke.supervisor.own_log import OwnLog
 from spoke.supervisor.service import FD_NAMES, Service, is_restarting, stored_descriptors
 from spoke.supervisor.spec import make_say
 from spoke.supervisor.workers import how_it_ended
@@ -93,3 +96,21 @@ def test_lines_look_like_the_worker_s(capsys: pytest.CaptureFixture[str]) -> Non
     assert (facts["event"], facts["level"], facts["worker_pid"], "error" in facts) == ("it happened", "error", 3, False)
     assert facts["timestamp"].endswith("Z")
     assert "so did this worker_pid=4" in second
+
+
+def test_a_log_of_ours_is_kept_short_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LOG_MAX_BYTES", 10)
+    path = tmp_path / "a.log"
+    with path.open("ab", buffering=0) as log, path.open("ab", buffering=0) as worker:
+        own, foreign = OwnLog(str(path), log.fileno()), OwnLog("", log.fileno())
+        log.write(b"0123456789")
+        own.bound()
+        worker.write(b"!")
+        foreign.bound()
+        assert path.read_bytes() == b"0123456789!"
+        own.bound()
+        worker.write(b"new")
+    assert (path.read_bytes(), (tmp_path / "a.log.1").read_bytes()) == (b"new", b"0123456789!")
+    foreign.remove()
+    own.remove()
+    assert list(tmp_path.iterdir()) == []
