@@ -146,6 +146,11 @@ class Abreast:
             and since <= _STRAYS * members
         )
 
+    @property
+    def is_seen(self) -> bool:
+        """There are some, as it seems."""
+        return bool(self._step_blocks)
+
     def is_filled(self, block: int) -> bool:
         """What was given out holds this block: who stands there is not idle, his turn comes."""
         return bool(self._step_blocks) and self._from_block <= block < self.filled_block
