@@ -175,7 +175,8 @@ class Fetcher:
                 joined, gaps = self._flights.plan(version, piece)
                 for flight in joined:
                     if flight.request is not None and not flight.request.done:
-                        self._promote(flight, flight.request, None)
+                        self._client.hurry(flight.request)
+                        self._account(flight)
                 for gap in gaps:
                     self._launch(
                         Flight(version, size_bytes, gap, prefetched=True, patient=True), Priority.DEMAND, None, why

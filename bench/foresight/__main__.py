@@ -13,6 +13,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ from bench.foresight.figures import GRAIN_BYTES, Figure
 from bench.foresight.job import Asked
 from bench.lab import Lab, LabError, Spoke, eventually, in_lab, read_metrics, ready
 from bench.link import LinkShape
-from bench.path import ROOT, describe
+from bench.path import ROOT, GivenWay, describe
 from bench.replay.recorded import read_trace
 from bench.replay.runs import Bench
 from bench.replay.simulator import World
@@ -394,6 +395,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--python", default=sys.executable, help="an interpreter that has torch, megatron-core and mosaicml-streaming"
     )
+    parser.add_argument(
+        "--hub-exec",
+        help="command prefix that runs the hub at the other end of a given link; --rtt and --rate say what it is",
+    )
+    parser.add_argument("--hub-address", help="where the hub is then reached")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/out/foresight", help="where the JSON goes")
     parser.add_argument("--keep", action="store_true", help="keep the lab's directory")
     arguments = parser.parse_args()
@@ -402,6 +408,8 @@ def parse() -> argparse.Namespace:
         raise UsageError(f"--loads: there is no {', '.join(unknown)}; there are {', '.join(LOADS)}")
     if unknown := sorted(set(arguments.recipes) - set(RECIPES)):
         raise UsageError(f"--recipes: there is no {', '.join(unknown)}; there are {', '.join(RECIPES)}")
+    if bool(arguments.hub_exec) != bool(arguments.hub_address):
+        raise UsageError("a given link needs both --hub-exec and --hub-address")
     if arguments.size < 16 * MIB:
         raise UsageError(f"--size {format_size(arguments.size)}: at least 16 MiB")
     if importlib.util.find_spec("torch") is None and arguments.python == sys.executable:
@@ -430,7 +438,11 @@ def main() -> int:
     def work(lab: Lab) -> None:
         measuring = Measuring(lab, arguments, console)
         measuring.make_data(arguments.loads)
-        lab.start_hub(DATASET, measuring.data, LinkShape(arguments.rtt, arguments.rate), arguments.link)
+        if arguments.hub_exec:
+            way = GivenWay("a given link", shlex.split(arguments.hub_exec), arguments.hub_address)
+            lab.start_hub_at(way, DATASET, measuring.data)
+        else:
+            lab.start_hub(DATASET, measuring.data, LinkShape(arguments.rtt, arguments.rate), arguments.link)
         console.print(
             f"  {describe(LinkShape(arguments.rtt, arguments.rate))}, {lab.link_kind}; {os.cpu_count()} cores"
         )

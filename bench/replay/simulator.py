@@ -1,10 +1,10 @@
 """Runs a trace against a cache, a link and a predictor, in simulated time: discrete events, the same for the same input.
 
-A request takes half a round trip to the hub, waits there (demand before prefetch, each in order), crosses the link at its rate,
-and takes the other half. Blocks are fetched once however many wait (single flight); a prefetch somebody comes to wait for is
-promoted, half a round trip later. The cache holds so many bytes and evicts what its policy says: whole extents, or, by the spoke's own
-policy with orders, blocks of one. What arrives for a reader reaches him whether or not the cache keeps it. Hits cost the reader ``read_s``
-and nothing else. Bytes are whole blocks.
+A request takes half a round trip to the hub, waits there (demand, then what readers stand before by its place, then prefetch), crosses
+the link at its rate, and takes the other half. Blocks are fetched once however many wait (single flight); a prefetch somebody comes to
+wait for is promoted, half a round trip later. The cache holds so many bytes and evicts what its policy says: whole extents, or, by the
+spoke's own policy with orders, blocks of one. What arrives for a reader reaches him whether or not the cache keeps it. Hits cost the
+reader ``read_s`` and nothing else. Bytes are whole blocks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Protocol
 from bench.replay.evictors import EXTENT_MASK, FILE_SHIFT, Evictor, runs
 from bench.replay.trace import CLOSE, NOWAIT, OPEN, Process, Trace
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
+from spoke.hub_client.place_order import PlaceOrder
 
 _BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 _EXTENT_SHIFT = EXTENT_BLOCKS.bit_length() - 1
@@ -60,18 +61,25 @@ RESULTS = ("hit", "late", "miss")
 
 
 class Request:
-    """Blocks of one extent on their way: ``mask`` has a bit for each."""
+    """Blocks of one extent on their way: ``mask`` has a bit for each. ``patient``: demand that lets READs go first."""
 
-    __slots__ = ("demand", "extent", "mask", "prefetched", "size_bytes", "state", "waiters")
+    __slots__ = ("demand", "extent", "mask", "patient", "prefetched", "size_bytes", "state", "waiters")
 
-    def __init__(self, extent: int, mask: int, *, demand: bool) -> None:
+    def __init__(self, extent: int, mask: int, *, demand: bool, patient: bool = False) -> None:
         self.extent = extent
         self.mask = mask
         self.size_bytes = mask.bit_count() * BLOCK_BYTES
         self.demand = demand
+        self.patient = patient
         self.prefetched = not demand
         self.state = _TO_HUB
         self.waiters: list[Read] = []
+
+    @property
+    def place(self) -> tuple[bytes, int]:
+        """Its file, and its first block in it."""
+        first = (self.extent & EXTENT_MASK) << _EXTENT_SHIFT
+        return (self.extent >> FILE_SHIFT).to_bytes(8, "big"), first + (self.mask & -self.mask).bit_length() - 1
 
 
 class Read:
@@ -199,6 +207,8 @@ class Simulation:
         self._serial = 0
         self._to_hub: deque[tuple[float, Request]] = deque()
         self._demand: deque[Request] = deque()
+        self._patient: list[tuple[int, int, Request]] = []
+        self._places = PlaceOrder()
         self._prefetch: deque[Request] = deque()
         self._to_spoke: deque[tuple[float, Request]] = deque()
         self._link_free_s = 0.0
@@ -464,18 +474,19 @@ class Simulation:
         end = min(first_block + block_count, self._ends[file])
         for at in range(first_block, end, _PIECE_BLOCKS):
             for extent, mask in split(file, at, min(at + _PIECE_BLOCKS, end) - 1):
-                self.expedite_mask(extent, mask)
+                self.expedite_mask(extent, mask, patient=True)
 
-    def expedite_mask(self, extent: int, mask: int) -> None:
-        """The same for bits of one extent."""
+    def expedite_mask(self, extent: int, mask: int, *, patient: bool = False) -> None:
+        """The same for bits of one extent, if not ``patient`` as what is waited for more than anything."""
         missing = mask & ~self.present.get(extent, 0)
         for request in self._flights.get(extent, ()):
             if request.mask & missing:
                 missing &= ~request.mask
                 if not request.demand:
+                    request.patient = patient
                     self._promote(request)
         if missing:
-            request = Request(extent, missing, demand=True)
+            request = Request(extent, missing, demand=True, patient=patient)
             self.outcome.prefetched_bytes += request.size_bytes
             self._ask(request)
 
@@ -511,25 +522,34 @@ class Simulation:
     def _send(self, at_s: float) -> None:
         """The link is free at this time and the hub has something to send."""
         assert self.world is not None
-        to_hub, demand, prefetch = self._to_hub, self._demand, self._prefetch
+        to_hub, demand, patient, prefetch = self._to_hub, self._demand, self._patient, self._prefetch
         while to_hub and to_hub[0][0] <= at_s:
             request = to_hub.popleft()[1]
-            if request.state == _QUEUED:
-                demand.append(request)  # somebody waits for it now
-            elif request.state == _TO_HUB:
-                request.state = _QUEUED
-                (prefetch if request.prefetched else demand).append(request)
+            if request.state == _SENT:
+                continue
+            if request.state == _TO_HUB and request.prefetched:
+                prefetch.append(request)
+            elif request.patient:  # also what is queued already, and somebody waits for now
+                self._serial += 1
+                heapq.heappush(patient, (self._places.enter(*request.place), self._serial, request))
+            else:
+                demand.append(request)
+            request.state = _QUEUED
         chosen = None
-        while chosen is None and (demand or prefetch):
-            chosen = demand.popleft() if demand else prefetch.popleft()
-            if chosen.state == _SENT:  # from the other queue
+        while chosen is None and (demand or patient or prefetch):
+            if demand or not patient:
+                chosen = (demand or prefetch).popleft()
+            else:
+                key, _, chosen = heapq.heappop(patient)
+                self._places.leave(chosen.place[0], key)
+            if chosen.state == _SENT:  # from another queue
                 chosen = None
         if chosen is not None:
             chosen.state = _SENT
             self._link_free_s = at_s + chosen.size_bytes / self.world.rate_bytes_per_s
             self._to_spoke.append((self._link_free_s + self.world.rtt_s / 2, chosen))
             self.outcome.wan_bytes += chosen.size_bytes
-        if demand or prefetch:
+        if demand or patient or prefetch:
             self._next_send_s = self._link_free_s
         elif to_hub:
             self._next_send_s = max(self._link_free_s, to_hub[0][0])

@@ -53,6 +53,7 @@ from spoke.hub_client.credentials import Credentials
 from spoke.hub_client.keeper import LinkKeeper
 from spoke.hub_client.links import Link
 from spoke.hub_client.order_questions import OrderQuestions
+from spoke.hub_client.place_order import PlaceOrder
 
 log = get_logger(__name__)
 
@@ -81,7 +82,9 @@ class FeedFollower(Protocol):
 class Request:
     """Blocks of one file version. ``remaining``: not received yet. ``deadline_s``: on the client's clock.
 
-    ``patient``: demand whose order counts more than an early place in a link's queue: it waits here for a link with room.
+    ``patient``: demand whose order counts more than an early place in a link's queue: it waits here for a link with
+    room, in the order of its place.
+    ``untold``: it became demand while a link had it as prefetch, and the hub is to hear of it in its turn.
     """
 
     version: bytes
@@ -97,6 +100,7 @@ class Request:
     unpacking: int = 0
     done: bool = False
     patient: bool = False
+    untold: bool = False
 
     @property
     def rank(self) -> float:
@@ -132,7 +136,8 @@ class HubClient:
         self._clock = clock
         self._threads = ThreadPoolExecutor(limits.UNPACK_THREADS, "unpack")
         self._unpacking: set[asyncio.Task[None]] = set()
-        self._waiting: list[tuple[float, int, Request]] = []
+        self._waiting: list[tuple[float, int, int, Request]] = []
+        self._places = PlaceOrder()
         self._stopped: HubUnreachable | None = None
         """What requests end with since :meth:`close` was called."""
         self._sequence = count()
@@ -150,7 +155,7 @@ class HubClient:
                 self._fail(request, error)
         await self.links.goodbye(str(error))
         while self._waiting:
-            self._fail(heapq.heappop(self._waiting)[2], error)
+            self._fail(self._next_waiting(), error)
         await cancel_and_wait(*self._unpacking)
         self._threads.shutdown(cancel_futures=True)
 
@@ -191,10 +196,22 @@ class HubClient:
         request.priority = Priority.DEMAND
         request.deadline_s = deadline_s
         if request.link is not None:
-            request.link.send(Promote(Priority.DEMAND, self._deadline_ms(request)), request.request_id)
+            self._tell(request, request.link)
         elif request.remaining:  # else all of it is here and being unpacked
             self._enqueue(request)  # the older place in the queue is skipped when it comes up
             self._dispatch()
+
+    def hurry(self, request: Request) -> None:
+        """Make prefetch patient demand. The hub hears of it in the order of its place, too: told at once, it would be sent before
+        what waits here and must be there earlier.
+        """
+        if request.done or request.priority is Priority.DEMAND or not request.remaining:
+            return
+        request.priority = Priority.DEMAND
+        request.patient = True
+        request.untold = request.link is not None
+        self._enqueue(request)
+        self._dispatch()
 
     def cancel(self, request: Request) -> None:
         """Withdraw; the sink hears no more of it."""
@@ -208,21 +225,32 @@ class HubClient:
             self._dispatch()
 
     def _enqueue(self, request: Request) -> None:
-        heapq.heappush(self._waiting, (request.rank, next(self._sequence), request))
+        rank = request.rank
+        place = self._places.enter(request.version, request.remaining[0].first_block) if rank == _PATIENT_RANK else 0
+        heapq.heappush(self._waiting, (rank, place, next(self._sequence), request))
         if request.priority is Priority.DEMAND:
             self.links.hurry()
 
+    def _next_waiting(self) -> Request:
+        rank, place, _, request = heapq.heappop(self._waiting)
+        if rank == _PATIENT_RANK:
+            self._places.leave(request.version, place)
+        return request
+
     def _dispatch(self) -> None:
         while self._waiting and self._stopped is None:
-            rank, _, request = self._waiting[0]
-            if request.done or request.link is not None or rank != request.rank:
-                heapq.heappop(self._waiting)
+            rank, _, _, request = self._waiting[0]
+            if request.done or (request.link is not None and not request.untold) or rank != request.rank:
+                self._next_waiting()
                 continue
             link = self._choose_link(request)
             if link is None:
                 return
-            heapq.heappop(self._waiting)
-            self._send_read(link, request)
+            self._next_waiting()
+            if request.link is not None:
+                self._tell(request, request.link)
+            else:
+                self._send_read(link, request)
 
     def _choose_link(self, request: Request) -> Link | None:
         """Demand: the control link as long as hardly anything waits there, else whichever brings it first.
@@ -235,11 +263,12 @@ class HubClient:
         open_links = [link for link in self.links.up if len(link.requests) < limits.REQUESTS_MAX_OUTSTANDING]
         if not open_links:
             return None
-        if request.patient and request.priority is Priority.DEMAND:
-            freest = min(open_links, key=_wait_of)
-            most_bytes = sizing.enough_in_flight_bytes(self.links.rtt_s, self.links.rate_bytes_per_s, len(open_links))
-            return freest if freest.outstanding_bytes < most_bytes else None
         bulk = [link for link in open_links if link.role == "bulk"] or open_links
+        if request.patient and request.priority is Priority.DEMAND:
+            # Prefetch takes no room from it: the hub sends it afterwards.
+            freest = min(bulk, key=lambda link: sizing.wait_of(link.demand_bytes, link.received_bytes))
+            most_bytes = sizing.enough_in_flight_bytes(self.links.rtt_s, self.links.rate_bytes_per_s, len(bulk))
+            return freest if freest.demand_bytes < most_bytes else None
         if request.priority is Priority.DEMAND:
             if _byte_count(request) <= limits.SMALL_DEMAND_BYTES:
                 return min(open_links, key=lambda link: link.outstanding_bytes)
@@ -247,13 +276,22 @@ class HubClient:
         roomy = [link for link in bulk if link.outstanding_bytes < sizing.most_outstanding_bytes(link.received_bytes)]
         return min(roomy, key=_wait_of, default=None)
 
+    def _tell(self, request: Request, link: Link) -> None:
+        """The hub hears that somebody waits for what it has as prefetch."""
+        request.untold = False
+        link.demand_bytes += _byte_count(request)
+        link.send(Promote(Priority.DEMAND, self._deadline_ms(request)), request.request_id)
+
     def _send_read(self, link: Link, request: Request) -> None:
         request.link = link
+        request.untold = False
         request.request_id = link.new_request_id()
         request.sent_s = self._clock()
         request.sends += 1
         link.requests[request.request_id] = request
         link.outstanding_bytes += _byte_count(request)
+        if request.priority is Priority.DEMAND:
+            link.demand_bytes += _byte_count(request)
         link.send(
             Read(request.version, tuple(request.remaining), request.priority, self._deadline_ms(request)),
             request.request_id,
@@ -268,8 +306,14 @@ class HubClient:
         link = request.link
         if link is not None:
             link.requests.pop(request.request_id, None)
-            link.outstanding_bytes -= _byte_count(request)
+            self._less_outstanding(link, request, _byte_count(request))
             request.link = None
+            request.untold = False
+
+    def _less_outstanding(self, link: Link, request: Request, size_bytes: int) -> None:
+        link.outstanding_bytes -= size_bytes
+        if request.priority is Priority.DEMAND and not request.untold:
+            link.demand_bytes -= size_bytes
 
     def _fail(self, request: Request, error: HeadraceError) -> None:
         if not request.done:
@@ -286,7 +330,7 @@ class HubClient:
         self._dispatch()
 
     def is_waited_for(self) -> bool:
-        return any(request.priority is Priority.DEMAND for _, _, request in self._waiting)
+        return any(request.priority is Priority.DEMAND for *_, request in self._waiting)
 
     def link_message(self, link: Link, request_id: int, message: Message) -> None:
         if isinstance(message, (SnapshotPage, Changes, Heartbeat)):
@@ -312,7 +356,7 @@ class HubClient:
         """The wire has checked that these blocks were asked for and not sent before."""
         before_bytes = _byte_count(request)
         request.remaining = subtract(request.remaining, data.blocks)
-        link.outstanding_bytes -= before_bytes - _byte_count(request)
+        self._less_outstanding(link, request, before_bytes - _byte_count(request))
         if data.last:
             self._leave_link(request)
         self.links.measure()

@@ -62,6 +62,8 @@ class Link(asyncio.BufferedProtocol):
         self.rtt_s: float | None = None
         self.received_bytes = 0
         self.outstanding_bytes = 0
+        self.demand_bytes = 0
+        """Of them, what somebody waits for, as the hub knows: it sends that before all else."""
         self.requests: dict[int, Outstanding] = {}
         self._owner = owner
         self._clock = clock

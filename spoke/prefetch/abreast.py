@@ -124,19 +124,32 @@ class Abreast:
             return
         if length < _AHEAD_OF_NEXT * (self._ends[starts[at + 1]] - starts[at + 1]):
             return
-        last, most = at + 1, step // _TOLERANCE + 1
+        first, last, most = at, at + 1, step // _TOLERANCE + 1
         while last + 1 < len(starts) and abs(starts[last + 1] - starts[last] - step) <= most:
             last += 1
-        members = last - at + 1
-        if members < _FEWEST:
-            return
-        since = self._count - min(self._begun[start] for start in starts[at : last + 1])
-        tasks = {self._tasks[start] for start in starts[at : last + 1]}
-        if since > _STRAYS * members or members > _BATCHES_EACH * len(tasks):
-            return
-        self._step_blocks, self._members, self._round = step, members, 0
-        self._from_block, self.filled_block = start_block, next_block
+        while first and abs(starts[first] - starts[first - 1] - step) <= most:
+            first -= 1
+        # Who reads on need not be the foremost; but what lies before him may be older, and not of them.
+        if not self._are_abreast(starts[first : last + 1]):
+            first = at
+            if not self._are_abreast(starts[at : last + 1]):
+                return
+        self._step_blocks, self._members, self._round = step, last - first + 1, 0
+        self._from_block, self.filled_block = starts[first], self._ends[starts[first]]
         self._fill(starts[last] + step, block_count)
+
+    def _are_abreast(self, starts: list[int]) -> bool:
+        members = len(starts)
+        since = self._count - min(self._begun[start] for start in starts)
+        return (
+            _FEWEST <= members <= _BATCHES_EACH * len({self._tasks[start] for start in starts})
+            and since <= _STRAYS * members
+        )
+
+    @property
+    def is_seen(self) -> bool:
+        """There are some, as it seems."""
+        return bool(self._step_blocks)
 
     def is_filled(self, block: int) -> bool:
         """What was given out holds this block: who stands there is not idle, his turn comes."""

@@ -236,10 +236,6 @@ class Following:
 
     # --- what is used next, for eviction -----------------------------------------------------------------
 
-    def is_ordered(self, version: bytes) -> bool:
-        """An order other than this epoch's own has reads of this file, whether a reader of it was found yet or not."""
-        return any(follower.knows(version) for follower in self._followers.values())
-
     def knows(self, version: bytes) -> bool:
         """Some order says when bytes of this version are used next."""
         return any(follower.knows(version) for follower in self._all())

@@ -115,12 +115,11 @@ class Guesses:
         end_block: int,
         *,
         foretold: bool,
-        ordered: bool,
     ) -> Quiet | None:
         """Learn from a READ of these blocks (not none) of a file. Returns its reader if further reads change nothing for a while.
 
         ``file``: as :meth:`known` has it. ``foretold``: an order knows what is read of this file, so only a long run is a stream, and
-        nothing else is guessed at. ``ordered``: an order has reads of it, and tells what readers abreast want first.
+        nothing else is guessed at.
         """
         late = seen.result != "hit"
         if file is None:
@@ -151,8 +150,7 @@ class Guesses:
             self._beside.stride(now_s, file, start_block, end_block, downward, late=late, active_count=active)
         trusted = self._accounts.trusted(file)
         if trusted and not foretold:
-            if not ordered:
-                self._beside.look_abreast(file, run, join, start_block, end_block, seen.task_id)
+            self._beside.look_abreast(file, run, join, start_block, end_block, seen.task_id)
             if join is Join.NEW:
                 if runs.beginnings.blocks or runs.beginnings.wasted_blocks:
                     self._beside.read_on(file, start_block, end_block)
@@ -177,6 +175,19 @@ class Guesses:
         if quiet_block <= end_block or run.next_block != end_block:
             return None
         return self._windows.quiet(seen, file, run, end_block, quiet_block)
+
+    def waited_for(
+        self, now_s: float, seen: ReadSeen, facts: FileFacts, file: KnownFile | None, start_block: int, end_block: int
+    ) -> None:
+        """A reader waits for what an order foretold: readers abreast want it in the order of its place, which an order does not tell."""
+        if file is None:
+            file = self._remember(facts)
+        self._next_id += 1
+        run, join = file.runs.observe(start_block, end_block, now_s, self._next_id)
+        if file.runs.dropped:
+            self._settle(file)
+        if self._accounts.trusted(file):
+            self._beside.look_abreast(file, run, join, start_block, end_block, seen.task_id)
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """What to fetch now: first of all what lies scattered, which is little and soon read."""

@@ -292,7 +292,7 @@ class Planner:
         if self.on_read is not None:
             self.on_read(facts, offset_bytes, length_bytes)
         self._ledger.read(now_s, version, BlockRange(start_block, end_block - start_block), late=result != "hit")
-        foretold = ordered = False
+        foretold = False
         quiet_bytes = None
         may_explain = following.may_explain(version, offset_bytes)
         if may_explain:
@@ -305,13 +305,14 @@ class Planner:
                 self._recording = recorder.recording
                 following.watch(now_s, self._recording)
         if quiet_bytes is not None:
+            if result != "hit" or (file is not None and file.runs.abreast.is_seen):
+                guesses.waited_for(now_s, seen, facts, file, start_block, end_block)
             if quiet_bytes - end_bytes >= _QUIET_FROM_READS * length_bytes:
                 self.quiet.add(Quiet(seen, quiet_bytes))
             return
         if may_explain and following.is_active:
             foretold = following.covers(version)
-            ordered = following.is_ordered(version)
-        quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=foretold, ordered=ordered)
+        quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=foretold)
         if quiet is not None:
             self.quiet.add(quiet)
 

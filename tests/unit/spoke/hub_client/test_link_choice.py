@@ -11,7 +11,8 @@ import pytest
 
 from common import limits
 from common.blocks import BLOCK_BYTES, BlockRange
-from common.wire.messages import Priority
+from common.digest import DIGEST_BYTES
+from common.wire.messages import Codec, Data, Priority, Promote
 from spoke.hub_client.client import HubClient, Request, make_hello
 
 VERSION = b"v" * 16
@@ -24,11 +25,19 @@ class Link(SimpleNamespace):
         return len(self.requests) + 1
 
     def send(self, message: Any, request_id: int = 0) -> None:
-        pass
+        self.sent.append((message, request_id))
 
 
 def link(role: str, received_bytes: int = 0) -> Link:
-    return Link(role=role, requests={}, outstanding_bytes=0, received_bytes=received_bytes, is_open=True)
+    return Link(
+        role=role,
+        requests={},
+        outstanding_bytes=0,
+        demand_bytes=0,
+        received_bytes=received_bytes,
+        is_open=True,
+        sent=[],
+    )
 
 
 @pytest.fixture
@@ -92,3 +101,69 @@ async def test_what_grown_links_brought_long_ago_tells_nothing(client: HubClient
     for _ in range(12):
         ask(client, LARGE, Priority.PREFETCH)
     assert old.outstanding_bytes == newer.outstanding_bytes
+
+
+class Taken:
+    """A sink that only takes."""
+
+    def arrived(self, request: Request, data: Data) -> None: ...
+    def finished(self, request: Request) -> None: ...
+
+
+def wanted(client: HubClient, block: int, priority: Priority, *, patient: bool = False) -> Any:
+    request = Request(VERSION, [BlockRange(block, LARGE)], priority, None, cast(Any, Taken()), patient=patient)
+    client.submit(request)
+    return request
+
+
+def bring(client: HubClient, request: Any) -> None:
+    """All of it comes."""
+    payload, digests = bytes(LARGE * BLOCK_BYTES), bytes(LARGE * DIGEST_BYTES)
+    (blocks,) = request.ranges
+    client.link_message(request.link, request.request_id, Data(blocks, Codec.RAW, len(payload), digests, True, payload))
+
+
+async def test_prefetch_under_way_takes_no_room_from_what_readers_stand_before(client: HubClient) -> None:
+    """A second of a job of 64 workers: 16 MiB of prefetch filled the links, and the batches wanted next came by the control link."""
+    bulk = [link("bulk", 100 * MIB) for _ in range(2)]
+    client.links.up.extend(cast(Any, bulk))
+    for at in range(64):
+        wanted(client, at * LARGE, Priority.PREFETCH)
+    asked = [wanted(client, (100 + at) * LARGE, Priority.DEMAND, patient=True) for at in range(3)]
+    assert [request.link for request in asked] == [bulk[0], bulk[1], None], "each link has LINK_YOUNG_BYTES of demand"
+    bring(client, asked[1])
+    assert asked[2].link is bulk[1]
+    assert [each.demand_bytes for each in bulk] == [LARGE * BLOCK_BYTES] * 2
+
+
+async def test_prefetch_that_is_hurried_does_not_overtake_what_readers_stand_before_already(client: HubClient) -> None:
+    """The second batches of those who were done were promoted, and came before the first batches of the others."""
+    bulk = link("bulk", 100 * MIB)
+    client.links.up.append(cast(Any, bulk))
+    later = wanted(client, 900, Priority.PREFETCH)
+    first, second = (wanted(client, at * LARGE, Priority.DEMAND, patient=True) for at in range(2))
+    client.hurry(later)
+    assert first.link is bulk
+    assert second.link is None
+    assert not any(isinstance(message, Promote) for message, _ in bulk.sent)
+    bring(client, first)
+    assert second.link is bulk
+    assert not any(isinstance(message, Promote) for message, _ in bulk.sent)
+    bring(client, second)
+    assert isinstance(bulk.sent[-1][0], Promote)
+    assert bulk.sent[-1][1] == later.request_id
+    assert bulk.demand_bytes == LARGE * BLOCK_BYTES
+    bring(client, later)
+    assert (bulk.demand_bytes, bulk.outstanding_bytes) == (0, 0)
+
+
+async def test_prefetch_that_is_hurried_and_comes_meanwhile_is_not_told_of(client: HubClient) -> None:
+    bulk = link("bulk", 100 * MIB)
+    client.links.up.append(cast(Any, bulk))
+    later = wanted(client, 900, Priority.PREFETCH)
+    first = wanted(client, 0, Priority.DEMAND, patient=True)
+    client.hurry(later)
+    bring(client, later)
+    bring(client, first)
+    assert not any(isinstance(message, Promote) for message, _ in bulk.sent)
+    assert (bulk.demand_bytes, bulk.outstanding_bytes) == (0, 0)
