@@ -117,6 +117,7 @@ class _World:
     rate_bytes_per_s = 0.0
     rtt_s = RTT_S
     up = (True,)
+    is_behind = False
     prefetch_bytes = limits.PREFETCH_MAX_OUTSTANDING_BYTES
     write_backlog_bytes = held_bytes = 0
 

@@ -238,13 +238,17 @@ class Ahead:
         )
         if budget_bytes < EXTENT_BYTES:
             return  # what arrives makes room for a whole one
+        # What the disk does not take in time is lost before it is read, if it lies further ahead than memory keeps in its stead.
+        planner.keep_within(fetcher.memory.bypass_bytes if fetcher.is_behind else None)
         fetches = planner.plan(self._clock(), budget_bytes)
         for fetch in fetches:
             why = REASON_NUMBERS[fetch.reason]
             asked_bytes = fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks, why, to_keep=False)
             self._counts.prefetch_asked_bytes += asked_bytes
             planner.asked(fetch, asked_bytes)
-        if fetches and planner.has_plans:  # it plans a little at a time, so that readers come in between
+            budget_bytes -= asked_bytes
+        # It plans a little at a time, so that readers come in between.
+        if fetches and budget_bytes >= EXTENT_BYTES and planner.has_plans:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _hurry(self, planner: Planner, fetcher: Fetcher) -> None:

@@ -114,6 +114,11 @@ class Fetcher:
         return self._flights.held_bytes
 
     @property
+    def is_behind(self) -> bool:
+        """What arrives is more than the disk takes: some of it is only kept for a while."""
+        return self._behind
+
+    @property
     def landed_bytes(self) -> int:
         """Arrived whole, and on the way to the disk or kept in its stead."""
         return self.write_backlog_bytes + self._kept_bytes

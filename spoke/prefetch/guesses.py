@@ -73,6 +73,7 @@ class Guesses:
             small_file_bytes=small_file_bytes,
             stream_max_bytes=stream_max_bytes,
         )
+        self.keep_within = self._windows.keep_within
 
     @property
     def has_plans(self) -> bool:

@@ -190,6 +190,10 @@ class Planner:
     def link(self, rtt_s: float, rate_bytes_per_s: float) -> None:
         self._latency.link(rtt_s, rate_bytes_per_s)
 
+    def keep_within(self, most_bytes: int | None) -> None:
+        """Streams run no further ahead than this, all together, for now; None: as far as their windows reach."""
+        self._guesses.keep_within(most_bytes)
+
     def arrived(self, now_s: float, version: bytes, blocks: BlockRange) -> None:
         self._latest_s = now_s
         took_s = self._ledger.arrived(now_s, version, blocks)

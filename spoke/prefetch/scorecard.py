@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from common import limits
-from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, coalesce
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
 from common.extent_bits import LOWEST, WHOLE, blocks_of, masks_of
 
 
@@ -89,34 +89,38 @@ class Ledger:
     def plan(self, now_s: float, version: bytes, blocks: BlockRange, reason: Reason) -> list[BlockRange]:
         """The parts of ``blocks`` that are not on their way yet, now marked as such."""
         extents = self._extents
-        fresh: list[tuple[int, int]] = []
-        new_blocks = 0
+        fresh: list[BlockRange] = []
+        first_block, known_blocks = blocks[0], 0
         for index, mask in masks_of(blocks):
             key = (version, index)
             extent = extents.get(key)
             if extent is None:
-                new = mask
-                extents[key] = _Extent(reason, new, now_s)
-            else:
-                new = mask & ~extent.outstanding
-                if not new:
-                    continue
+                extents[key] = _Extent(reason, mask, now_s)
+                continue
+            known = mask & extent.outstanding
+            new = mask ^ known
+            if known:  # all between this and the last that was known is new
+                known_blocks += known.bit_count()
+                for found in blocks_of(index, known):
+                    if first_block < found[0]:
+                        fresh.append(BlockRange(first_block, found[0] - first_block))
+                    first_block = found[0] + found[1]
+            if new:
                 extent.outstanding |= new
                 extent.unread &= ~new  # asked for again: it must have been evicted
                 extent.reason = reason
                 extent.planned_s = now_s
-            new_blocks += new.bit_count()
-            fresh.append((index, new))
+        new_blocks = blocks[1] - known_blocks
         if not new_blocks:
             return []
         while len(extents) > limits.PREFETCH_LEDGER_MAX_EXTENTS:
             extents.popitem(last=False)
         self._score.reasons[reason].planned_bytes += new_blocks * BLOCK_BYTES
-        return (
-            [blocks]
-            if new_blocks == blocks[1]
-            else coalesce(found for index, new in fresh for found in blocks_of(index, new))
-        )
+        if not known_blocks:
+            return [blocks]
+        if first_block < (end_block := blocks[0] + blocks[1]):
+            fresh.append(BlockRange(first_block, end_block - first_block))
+        return fresh
 
     def arrived(self, now_s: float, version: bytes, blocks: BlockRange) -> float | None:
         """Blocks came; seconds since they were planned, or None if they were not."""

@@ -6,6 +6,7 @@ All streams share the windows' bytes. Room in a window is filled a piece at a ti
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -53,6 +54,7 @@ class StreamWindows:
         self.jobs: OrderedDict[int, Job] = OrderedDict()
         self._active: OrderedDict[int, Run] = OrderedDict()
         self._all_active_until_s = 0.0
+        self._keep_bytes = sys.maxsize
 
     @property
     def active_count(self) -> int:
@@ -67,6 +69,10 @@ class StreamWindows:
         self._active.pop(run.stream_id, None)
         self.jobs.pop(run.stream_id, None)
 
+    def keep_within(self, most_bytes: int | None) -> None:
+        """All windows together are no larger for now, however large they have become; None: that is over."""
+        self._keep_bytes = sys.maxsize if most_bytes is None else max(limits.PREFETCH_WINDOW_MIN_BYTES, most_bytes)
+
     def widen(self, now_s: float, file: KnownFile, run: Run, read_bytes: int, *, late: bool) -> int:
         """Returns the block up to which further reads of the run would change nothing here."""
         window = run.window
@@ -78,7 +84,7 @@ class StreamWindows:
             active[run.stream_id] = run
         if len(active) > 1 and (now_s > self._all_active_until_s or len(active) > limits.PREFETCH_ACTIVE_MAX_STREAMS):
             self._forget_inactive(now_s)
-        cap_bytes = min(self._stream_max_bytes, self._windows_max_bytes // len(active))
+        cap_bytes = min(self._stream_max_bytes, min(self._windows_max_bytes, self._keep_bytes) // len(active))
         window.read(
             now_s,
             read_bytes,
@@ -119,7 +125,7 @@ class StreamWindows:
                 continue
             next_block = run.place_block
             first_block = run.planned_block if run.planned_block > next_block else next_block
-            window_bytes = run.window.window_bytes
+            window_bytes = min(run.window.window_bytes, self._keep_bytes)
             end_block = window_end(file, next_block, window_bytes)
             # On a short path the window stays small for good; what ends the start is that much read in a row.
             if (
@@ -191,7 +197,7 @@ class StreamWindows:
     def _fill(self, now_s: float, file: KnownFile, run: Run, next_block: int, window: Window) -> int:
         """Room in the window of a stream that is read at ``next_block`` becomes a job. Returns the block up to which none comes about."""
         # Whole extents where the window has room for them; the last piece of a file always.
-        window_bytes = window.window_bytes
+        window_bytes = min(window.window_bytes, self._keep_bytes)
         piece_bytes = piece_blocks(window_bytes) * BLOCK_BYTES
         piece_bytes = min(piece_bytes, window_bytes // 4)
         planned_block = run.planned_block

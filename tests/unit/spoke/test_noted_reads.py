@@ -26,6 +26,7 @@ class Stub:
     """What stands around an Ahead: a link, a fetcher whose fetches are there at once, a clock that READs move at 1 GB/s."""
 
     rate_bytes_per_s, rtt_s, up, is_short = 1.25e9, 0.06, (True,), False
+    is_behind = False
     prefetch_bytes, write_backlog_bytes, held_bytes, prefetch_outstanding_bytes = 256 * MIB, 0, 0, 0
 
     def __init__(self, tmp_path: Path) -> None:
