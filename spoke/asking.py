@@ -100,4 +100,10 @@ def explained(path: str) -> Iterator[None]:
             raise control.NotMounted(
                 f"the spoke of {path} has died; mount it again, or take it away with: headrace-spoke umount {path}"
             ) from None
+        owner = read_owner(runtime_dir(), path)
+        if owner is not None and owner.is_alive():
+            raise control.Silent(
+                f"no worker serves {path}, and its supervisor (process {owner.pid}, {process_state(owner.pid)}) does not answer; "
+                f"headrace-spoke umount --force {path} takes it away"
+            ) from None
         raise control.NotMounted(f"the spoke of {path} runs as another user") from None

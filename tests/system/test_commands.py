@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.pair import Pair, Process, Spoke, is_running, run
+from tests.system.pair import Pair, Process, Spoke, eventually, is_running, run
 
 pytestmark = pytest.mark.mount
 
@@ -233,6 +233,24 @@ def test_umount_force_ends_a_mount_in_use_and_a_spoke_that_does_not_answer(pair:
         assert held.returncode == 1
         forced = run("spoke.cli", "umount", str(spoke.mountpoint), "--force")
         assert forced.returncode == 0, forced.stderr
+    assert not os.path.ismount(spoke.mountpoint)
+    assert spoke.popen.wait(10) == -signal.SIGKILL
+
+
+def test_a_supervisor_that_is_stopped_without_a_worker(pair: Pair) -> None:
+    spoke = pair.spoke(pair.hub().address)
+    worker = spoke.worker_pid()
+    spoke.popen.send_signal(signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: not is_running(worker))
+    asked = run("spoke.cli", "status", str(spoke.mountpoint))
+    assert asked.returncode == 1
+    assert (
+        f"its supervisor (process {spoke.popen.pid}, stopped) does not answer; headrace-spoke umount --force"
+        in asked.stderr
+    )
+    forced = run("spoke.cli", "umount", str(spoke.mountpoint), "--force")
+    assert forced.returncode == 0, forced.stderr
     assert not os.path.ismount(spoke.mountpoint)
     assert spoke.popen.wait(10) == -signal.SIGKILL
 
