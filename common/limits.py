@@ -688,6 +688,10 @@ UPGRADE_PREPARE_S = 60.0
 UPGRADE_DRAIN_S = 1.0
 """How long reads in hand may still be answered by the worker that is going; the kernel sends the others again to the next."""
 
+UPGRADE_GOODBYE_S = 0.3
+"""Instead of CLOSE_GRACE_S, at a worker that is going: with the drain and FRESH_NAMES_WAIT_S of the next a silent hub makes readers
+wait less than 3 s."""
+
 UPGRADE_RELEASE_S = 10.0
 """From the word to go to the end of the old worker's work. Then it is killed: the cache survives that."""
 

@@ -13,7 +13,7 @@ from common.errors import HeadraceError
 from common.limits import STOP_ANSWER_TIMEOUT_S, UPGRADE_ANSWER_S
 from spoke import control
 from spoke.completion import complete_mountpoint
-from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at, process_state, read_owner
+from spoke.fuse.mountpoint import Answer, ask_mount, locate, mounts_at, process_state, read_owner, served_elsewhere
 from spoke.places import runtime_dir
 
 
@@ -90,8 +90,20 @@ def explained(path: str) -> Iterator[None]:
         mounts = mounts_at(path)
         if not mounts or not mounts[-1].is_ours:
             raise control.NotMounted(f"{path}: {error}") from None
+        elsewhere = served_elsewhere(path, runtime_dir())
+        if elsewhere is not None:
+            there = elsewhere.mountpoint
+            raise control.NotMounted(
+                f"{path} shows the mount of {there}, bound or moved from there: give {there}"
+            ) from None
         if ask_mount(path) is Answer.DISCONNECTED:
             raise control.NotMounted(
                 f"the spoke of {path} has died; mount it again, or take it away with: headrace-spoke umount {path}"
+            ) from None
+        owner = read_owner(runtime_dir(), path)
+        if owner is not None and owner.is_alive():
+            raise control.Silent(
+                f"no worker serves {path}, and its supervisor (process {owner.pid}, {process_state(owner.pid)}) does not answer; "
+                f"headrace-spoke umount --force {path} takes it away"
             ) from None
         raise control.NotMounted(f"the spoke of {path} runs as another user") from None

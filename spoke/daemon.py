@@ -470,7 +470,7 @@ class Spoke:
         await self.scrub.close()
         await self.mending.close()
         await self.fetcher.close()
-        await self.client.close()
+        await self.client.close(limits.UPGRADE_GOODBYE_S if keep_mount else None)
         await self.follower.close()
         await self.journal.close()
         await self.store.close()

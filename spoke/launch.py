@@ -216,6 +216,13 @@ def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> N
     mounts = mountpoints.mounts_at(path)
     if not mounts or not mounts[-1].is_ours:
         raise UsageError(f"{path} is not a mount of Headrace")
+    minor = mounts[-1].minor
+    elsewhere = mountpoints.served_elsewhere(path, runtime_dir())
+    if elsewhere is not None and any(entry.minor == minor for entry in mountpoints.mounts_at(elsewhere.mountpoint)):
+        there = elsewhere.mountpoint
+        raise UsageError(
+            f"{path} shows the mount of {there}: headrace-spoke umount {there} ends that, umount {path} takes this view of it away"
+        )
     if not force:
         try:
             # A process that faults on a stuck mapping can hold the lock which looking at its mappings needs.
@@ -226,14 +233,14 @@ def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> N
             ) from None
         if holders:
             raise HeadraceError(f"{path} is in use by {', '.join(holders)}; end them, or give --force")
-    minor = mounts[-1].minor
-    owner = mountpoints.read_owner(runtime_dir(), path)
+    owner = elsewhere or mountpoints.read_owner(runtime_dir(), path)
+    asked = elsewhere.mountpoint if elsewhere is not None else path  # a mount that was moved is asked by its first path
     try:
         control.ask_once(
-            control.socket_path(runtime_dir(), path), {"command": "stop"}, timeout_s=limits.STOP_ANSWER_TIMEOUT_S
+            control.socket_path(runtime_dir(), asked), {"command": "stop"}, timeout_s=limits.STOP_ANSWER_TIMEOUT_S
         )
     except HeadraceError as error:
-        if isinstance(error, control.NotMounted) and owner is not None and _stop_supervisor(path):
+        if isinstance(error, control.NotMounted) and owner is not None and _stop_supervisor(asked):
             _wait_for_end(owner.pid)
         elif not force and owner is not None and owner.is_alive():
             raise HeadraceError(

@@ -24,7 +24,7 @@ import shutil
 import stat
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
@@ -244,18 +244,33 @@ def read_owner(runtime_dir: Path, mountpoint: str) -> Owner | None:
 def standing_on(cache_dir: Path, runtime_dir: Path) -> str | None:
     """The mountpoint of a mount that is served from ``cache_dir`` now, or by the next worker; blocking, for some seconds at most."""
     wanted = os.path.realpath(cache_dir)
+    for owner in _owners(runtime_dir):
+        mounts = mounts_at(owner.mountpoint)
+        if (
+            owner.cache_dir == wanted
+            and mounts
+            and mounts[-1].minor == owner.minor
+            and ask_mount(owner.mountpoint) is not Answer.DISCONNECTED
+        ):
+            return owner.mountpoint
+    return None
+
+
+def served_elsewhere(path: str, runtime_dir: Path) -> Owner | None:
+    """The owner of the mount that ``path`` shows, if that was made at another path: bound from there, or moved."""
+    mounts = mounts_at(path)
+    if not mounts or not mounts[-1].is_ours:
+        return None
+    for owner in _owners(runtime_dir):
+        if owner.minor == mounts[-1].minor and owner.mountpoint != path and owner.is_alive() is not False:
+            return owner
+    return None
+
+
+def _owners(runtime_dir: Path) -> Iterator[Owner]:
     for record in runtime_dir.glob("mount-*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            owner = owner_from(json.loads(record.read_text()))
-            mounts = mounts_at(owner.mountpoint)
-            if (
-                owner.cache_dir == wanted
-                and mounts
-                and mounts[-1].minor == owner.minor
-                and ask_mount(owner.mountpoint) is not Answer.DISCONNECTED
-            ):
-                return owner.mountpoint
-    return None
+            yield owner_from(json.loads(record.read_text()))
 
 
 def owner_from(record: object) -> Owner:

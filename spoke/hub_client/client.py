@@ -145,15 +145,15 @@ class HubClient:
     def start(self) -> None:
         self.links.start()
 
-    async def close(self) -> None:
-        """Fail what is open, say GOODBYE on every link and end within about CLOSE_GRACE_S."""
+    async def close(self, grace_s: float | None = None) -> None:
+        """Fail what is open, say GOODBYE on every link and end within about ``grace_s``."""
         error = self._stopped = HubUnreachable("the spoke stops")
         await self.links.stop_dialling()
         for link in self.links.up:
             for request in [found for found in link.requests.values() if isinstance(found, Request)]:
                 self._leave_link(request)
                 self._fail(request, error)
-        await self.links.goodbye(str(error))
+        await self.links.goodbye(str(error), grace_s)
         while self._waiting:
             self._fail(self._next_waiting(), error)
         await cancel_and_wait(*self._unpacking)

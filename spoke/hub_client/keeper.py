@@ -109,9 +109,9 @@ class LinkKeeper:
             self._tell_lost.cancel()
         await cancel_and_wait(self._liveness, *self._keepers)
 
-    async def goodbye(self, reason: str) -> None:
-        """Say GOODBYE on every link; ends within about CLOSE_GRACE_S."""
-        await asyncio.gather(*(link.goodbye(reason) for link in list(self.up)))
+    async def goodbye(self, reason: str, grace_s: float | None = None) -> None:
+        """Say GOODBYE on every link; ends within about ``grace_s``."""
+        await asyncio.gather(*(link.goodbye(reason, grace_s) for link in list(self.up)))
 
     def _keep_bulk_links(self, wanted: int) -> None:
         """Never fewer than before: one that carries nothing costs nothing."""

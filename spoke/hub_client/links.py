@@ -144,8 +144,8 @@ class Link(asyncio.BufferedProtocol):
             self._transport.abort()
         self._owner.link_closed(self, error)
 
-    async def goodbye(self, reason: str) -> None:
-        """Close in order, if the link is up: say it, and wait until the hub has closed, for CLOSE_GRACE_S at most.
+    async def goodbye(self, reason: str, grace_s: float | None = None) -> None:
+        """Close in order, if the link is up: say it, and wait until the hub has closed, for ``grace_s`` (CLOSE_GRACE_S) at most.
 
         The socket is only shut for writing: closed with DATA unread it would send a reset, which can overtake the word.
         """
@@ -154,7 +154,7 @@ class Link(asyncio.BufferedProtocol):
             self._transport.write_eof()
             self.resume()  # what still comes is dropped, to the end
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limits.CLOSE_GRACE_S):
+                async with asyncio.timeout(limits.CLOSE_GRACE_S if grace_s is None else grace_s):
                     await self._gone.wait()
         self.close(HubUnreachable(reason))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.pair import Pair, Process, Spoke, is_running, run
+from tests.system.pair import Pair, Process, Spoke, eventually, is_running, run
 
 pytestmark = pytest.mark.mount
 
@@ -196,6 +196,36 @@ def test_a_mountpoint_and_a_reader_whose_names_are_no_text(pair: Pair) -> None:
         assert foreground.terminate() == 0
 
 
+def test_a_mount_that_is_shown_or_was_moved_elsewhere(pair: Pair) -> None:
+    (pair.data / "a").write_bytes(b"hello")
+    (pair.work_dir / "above").mkdir()
+    spoke = pair.spoke(pair.hub().address, name="above/mnt")
+    shown = pair.work_dir / "shown"
+    shown.mkdir()
+    done = subprocess.run(
+        ["mount", "--bind", str(spoke.mountpoint), str(shown)], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no bind mounts here: {done.stderr.strip()}")
+    try:
+        refused(run("spoke.cli", "status", str(shown)), f"shows the mount of {spoke.mountpoint}", "give")
+        for flags in ([], ["--force"]):
+            refused(run("spoke.cli", "umount", str(shown), *flags), f"shows the mount of {spoke.mountpoint}")
+        assert (spoke.mountpoint / "a").read_bytes() == b"hello"
+    finally:
+        subprocess.run(["umount", str(shown)], check=True)
+    moved = (pair.work_dir / "above").rename(pair.work_dir / "moved") / "mnt"
+    refused(run("spoke.cli", "status", str(moved)), f"shows the mount of {spoke.mountpoint}")
+    with (moved / "a").open():
+        held = run("spoke.cli", "umount", str(moved))
+        assert held.returncode == 1
+        assert str(os.getpid()) in held.stderr
+    ended = run("spoke.cli", "umount", str(moved))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert not os.path.ismount(moved)
+    assert spoke.popen.wait(10) == 0
+
+
 def test_umount_force_ends_a_mount_in_use_and_a_spoke_that_does_not_answer(pair: Pair) -> None:
     (pair.data / "a").write_bytes(b"hello")
     spoke = pair.spoke(pair.hub().address)
@@ -206,6 +236,24 @@ def test_umount_force_ends_a_mount_in_use_and_a_spoke_that_does_not_answer(pair:
         assert held.returncode == 1
         forced = run("spoke.cli", "umount", str(spoke.mountpoint), "--force")
         assert forced.returncode == 0, forced.stderr
+    assert not os.path.ismount(spoke.mountpoint)
+    assert spoke.popen.wait(10) == -signal.SIGKILL
+
+
+def test_a_supervisor_that_is_stopped_without_a_worker(pair: Pair) -> None:
+    spoke = pair.spoke(pair.hub().address)
+    worker = spoke.worker_pid()
+    spoke.popen.send_signal(signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: not is_running(worker))
+    asked = run("spoke.cli", "status", str(spoke.mountpoint))
+    assert asked.returncode == 1
+    assert (
+        f"its supervisor (process {spoke.popen.pid}, stopped) does not answer; headrace-spoke umount --force"
+        in asked.stderr
+    )
+    forced = run("spoke.cli", "umount", str(spoke.mountpoint), "--force")
+    assert forced.returncode == 0, forced.stderr
     assert not os.path.ismount(spoke.mountpoint)
     assert spoke.popen.wait(10) == -signal.SIGKILL
 

@@ -331,6 +331,28 @@ def test_upgrades_under_load_are_a_short_pause(pair: Pair) -> None:
     assert len(children(spoke.popen.pid)) == 1
 
 
+def test_an_upgrade_with_a_silent_hub_is_a_short_pause_too(pair: Pair) -> None:
+    data = write(pair.data / "f", 4 * MIB, 1)
+    write(pair.data / "cold", MIB, 2)
+    hub = pair.hub()
+    spoke = pair.spoke(hub.address, extra=["--no-prefetch", "--read-timeout", "20s"])
+    assert (spoke.mountpoint / "f").read_bytes() == data
+    hub.popen.send_signal(signal.SIGSTOP)
+    try:
+        with subprocess.Popen(["cat", str(spoke.mountpoint / "cold")], stdout=subprocess.DEVNULL) as waiting:
+            eventually(lambda: spoke.facts()["reads"]["waiting"] == 1)
+            done = run("spoke.cli", "upgrade", str(spoke.mountpoint), timeout_s=100)
+            assert done.returncode == 0, done.stderr
+            assert (spoke.mountpoint / "f").read_bytes() == data
+            hub.popen.send_signal(signal.SIGCONT)
+            assert waiting.wait(15) == 0
+    finally:
+        hub.popen.send_signal(signal.SIGCONT)
+    pauses_s = [json.loads(line)["paused_s"] for line in spoke.log().splitlines() if '"paused_s"' in line]
+    assert len(pauses_s) == 1
+    assert pauses_s[0] < 3
+
+
 @pytest.mark.slow
 def test_a_new_worker_that_cannot_start_leaves_the_old_one(pair: Pair) -> None:
     data = write(pair.data / "f", 4 * MIB, 1)
