@@ -104,6 +104,9 @@ REDIAL_FIRST_S = 0.1
 REDIAL_CAP_S = 2.0
 """Back-off between dials, with jitter. The cap keeps recovery after an outage under 5 s."""
 
+REDIAL_SETTLED_S = 1.0
+"""After a link that lived so long the back-off begins anew. A hub that welcomes and then fails would be dialled ten times a second."""
+
 REDIAL_REFUSED_FIRST_S = 5.0
 REDIAL_REFUSED_CAP_S = 60.0
 """The same once one end refused the other for who it is: somebody must act first, and each try costs both a handshake."""

@@ -35,6 +35,11 @@ _SMALL_BYTES = 64 * 1024 * 1024
 _SMALL_SHARE = 8
 
 
+def _parts_bytes(size_bytes: int) -> int:
+    """What a file of this size takes: 2 GiB for one of 1 PiB."""
+    return (size_bytes + PART_BYTES - 1 >> _SHIFT) + 7 >> 3
+
+
 class TouchedFile:
     """``parts``: a bit for each 64 KiB of the file, set once some of it was read."""
 
@@ -43,7 +48,7 @@ class TouchedFile:
     def __init__(self, version: bytes, size_bytes: int, parts: bytearray | None = None) -> None:
         self.version = version
         self.size_bytes = size_bytes
-        self.parts = bytearray((size_bytes + PART_BYTES - 1 >> _SHIFT) + 7 >> 3) if parts is None else parts
+        self.parts = bytearray(_parts_bytes(size_bytes)) if parts is None else parts
 
     @property
     def touched_bytes(self) -> int:
@@ -144,13 +149,12 @@ class LastJob:
 
     def _add(self, path: bytes, version: bytes, size_bytes: int) -> TouchedFile | None:
         job = self._now
-        file = TouchedFile(version, size_bytes)
-        need_bytes = len(file.parts) + len(path) + _FILE_BYTES
+        need_bytes = _parts_bytes(size_bytes) + len(path) + _FILE_BYTES
         if job.held_bytes + need_bytes > self._most_bytes:
             job.complete = False
             return None
         job.held_bytes += need_bytes
-        job.files[path] = file
+        file = job.files[path] = TouchedFile(version, size_bytes)
         return file
 
     async def tend(self, open_handles: int) -> None:

@@ -25,10 +25,12 @@ class LeftWarms:
         self._path = path
         self._kept: dict[int, tuple[Request, int]] = {}
         self._numbers = 0
+        self._loaded = False
         self._lock = asyncio.Lock()
 
     async def load(self) -> Sequence[tuple[int, Request]]:
         """What workers before this one did not end, but for what several of them tried already."""
+        self._loaded = True
         try:
             found = json.loads(await asyncio.to_thread(self._path.read_text, "ascii"))
             known = (
@@ -65,9 +67,10 @@ class LeftWarms:
             await self._write()
 
     async def forget(self) -> None:
-        """All of them: whoever takes the mount away does not want them any more."""
-        self._kept.clear()
-        await self._write()
+        """All of them: whoever takes the mount away does not want them any more. A start that failed takes nothing away."""
+        if self._loaded:
+            self._kept.clear()
+            await self._write()
 
     async def _write(self) -> None:
         async with self._lock:

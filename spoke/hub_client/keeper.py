@@ -155,11 +155,13 @@ class LinkKeeper:
                 except HubUnreachable:
                     self._addresses.failed(address)
                     raise
-                backoff.reset()
                 refusals = 0
+                up_s = self._clock()
                 self._is_up(link)
                 await gone.wait()
                 failed = link.error
+                if self._clock() - up_s >= limits.REDIAL_SETTLED_S:
+                    backoff.reset()
             except HeadraceError as error:
                 failed = error
                 self._note_failure(role, error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 
 from common import limits
 
@@ -21,7 +20,9 @@ class OwnLog:
         with contextlib.suppress(OSError):
             if self._path and os.fstat(self._fd).st_size > limits.LOG_MAX_BYTES:
                 try:
-                    shutil.copyfile(self._path, f"{self._path}.1")
+                    with open(self._path, "rb") as log, open(f"{self._path}.1", "wb") as aside:
+                        while os.sendfile(aside.fileno(), log.fileno(), None, limits.LOG_MAX_BYTES):
+                            pass
                 finally:
                     os.ftruncate(self._fd, 0)
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,15 +15,7 @@ import pytest
 
 from spoke.launch import _holders
 from spoke.places import runtime_dir
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", module, *arguments],
-        cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+from tests.system.ready_made import run
 
 
 def mount(cwd: Path, *extra: str, hub: str = "127.0.0.1:1", cache: str = "cache") -> subprocess.CompletedProcess[str]:

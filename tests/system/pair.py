@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -29,10 +30,20 @@ END_TIMEOUT_S = 15.0
 class Process:
     """A daemon whose first line on stdout says that it is ready; its log goes to a file."""
 
-    def __init__(self, arguments: Sequence[str], log_path: Path) -> None:
+    def __init__(self, arguments: Sequence[str], log_path: Path, env: dict[str, str] | None = None) -> None:
         self.log_path = log_path
         self._log = log_path.open("ab")
-        self.popen = ready_made.start(*arguments, stderr=self._log)
+        self.popen: ready_made.Started | subprocess.Popen[bytes]
+        if env is None:
+            self.popen = ready_made.start(*arguments, stderr=self._log)
+            return
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **env},
+        )
 
     def first_line(self) -> str:
         """Blocks until the daemon is ready; fails with its log when it ends instead."""

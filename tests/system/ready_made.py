@@ -77,10 +77,12 @@ class _Template:
                 cwd=_ROOT,
             ).returncode = 0  # nobody waits for it
 
-    def start(self, arguments: Sequence[str], stdin: int, stdout: int, stderr: int) -> int:
+    def start(
+        self, arguments: Sequence[str], stdin: int, stdout: int, stderr: int, directory: Path | None = None
+    ) -> int:
         request = {
             "arguments": list(arguments),
-            "directory": os.getcwd(),
+            "directory": str(directory or os.getcwd()),
             "environment": dict(os.environ),
             "hangup_ignored": signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
         }
@@ -108,11 +110,13 @@ def start(module: str, *arguments: str, stderr: IO[bytes]) -> Started:
     return Started(_template(module), pid, arguments, os.fdopen(read_fd, "rb"))
 
 
-def run(module: str, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(
+    module: str, *arguments: str, timeout_s: float = 60.0, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """One of the commands, to its end."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as nothing:
         template = _template(module)
-        pid = template.start(arguments, nothing.fileno(), out.fileno(), err.fileno())
+        pid = template.start(arguments, nothing.fileno(), out.fileno(), err.fileno(), cwd)
         started = Started(template, pid, arguments, None)
         try:
             code = started.wait(timeout_s)

@@ -82,9 +82,10 @@ def test_a_rank_that_waits_the_steps_it_marks_and_a_hub_that_dies(pair: Pair, fa
     assert facts["stalls"]["said"][0].endswith(" waiting for shard-17")
     (job,) = facts["training"]
     assert (job["who"], job["rank"], job["steps"], job["recent"]["reads"]["miss"]) == ("rank 3", 3, 6, 6)
-    # Three clocks of one wait: the job's own, the mount's beside it, and the step they are part of.
+    # Three clocks of one wait: the job's own, the mount's beside it, and the step they are part of. A mark says how long ago its
+    # step was, so what it takes to arrive moves the mount's clock by as much.
     for step in job["last_steps"]:
-        assert 0.04 < step["mount_stall_s"] <= step["data_wait_s"] + 0.005 < step["step_s"] + 0.005
+        assert 0.02 < step["mount_stall_s"] <= step["data_wait_s"] + 0.005 < step["step_s"] + 0.005
 
     shown = command("status", spoke.mountpoint).stdout
     assert "stalls     rank 3 lost" in shown

@@ -56,8 +56,8 @@ def mount(pair: Pair) -> Spoke:
 
 @needs_numpy
 def test_numpy_maps_cold_files(pair: Pair) -> None:
-    write(pair.data / "tokens.bin", 48 * MIB + 2, 1)
-    job("import numpy, sys; numpy.save(sys.argv[1], numpy.random.default_rng(1).standard_normal((2000, 3001)))",
+    write(pair.data / "tokens.bin", 16 * MIB + 2, 1)
+    job("import numpy, sys; numpy.save(sys.argv[1], numpy.random.default_rng(1).standard_normal((700, 3001)))",
         pair.data / "array.npy")  # fmt: skip
     job(
         """
@@ -97,7 +97,7 @@ from safetensors.numpy import save_file
 
 dice = np.random.default_rng(3)
 for name in ("whole", "parts"):
-    tensors = {f"layer{n}.weight": dice.standard_normal((256 + n, 1024), np.float32) for n in range(24)}
+    tensors = {f"layer{n}.weight": dice.standard_normal((256 + n, 1024), np.float32) for n in range(12)}
     tensors["ids"] = dice.integers(0, 2**31, 70_001)
     tensors["empty"] = np.zeros((0, 4), np.float32)
     save_file(tensors, f"{sys.argv[1]}/{name}.safetensors")
@@ -130,7 +130,7 @@ with safe_open(f"{local}/parts.safetensors", "np") as ours, safe_open(f"{mounted
 @pytest.mark.torch
 def test_a_data_loader_with_eight_forked_workers(pair: Pair) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    size_bytes = 64 * MIB
+    size_bytes = 32 * MIB
     write(pair.data / "tokens.bin", size_bytes, 5)
     spoke = mount(pair)
     job(
@@ -205,7 +205,7 @@ assert all(torch.equal(ours[key], theirs[key]) for key in reversed(ours))
 
 
 def test_sixteen_readers_at_once_cost_the_link_one_copy(pair: Pair) -> None:
-    size_bytes = 300 * MIB
+    size_bytes = 64 * MIB
     expected = write(pair.data / "shard.bin", size_bytes, 6)
     spoke = mount(pair)
     path = spoke.mountpoint / "shard.bin"

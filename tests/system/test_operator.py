@@ -33,14 +33,15 @@ def upgrades(mountpoint: Path) -> int:
     return count
 
 
-def serving(mountpoint: Path) -> bool:
+def serving(mountpoint: Path, restarts: int = 0) -> bool:
+    """After so many of its workers died."""
     try:
         state = control.ask_once(
             control.supervisor_socket_path(runtime_dir(), str(mountpoint.resolve())), {"command": "state"}
         )
     except HeadraceError:
         return False
-    return bool(state["serving"])
+    return bool(state["serving"] and state["restarts"] == restarts)
 
 
 @pytest.mark.usefixtures("hangups_count")
@@ -76,7 +77,7 @@ def test_a_terminal_that_hangs_up_unmounts_and_a_background_spoke_does_not_care(
         )  # a stray one: no more than an upgrade
         eventually(lambda: upgrades(mountpoint) == 1, 60)
         os.kill(facts(mountpoint)["pid"], signal.SIGKILL)
-        eventually(lambda: serving(mountpoint), 60)
+        eventually(lambda: serving(mountpoint, restarts=1), 60)
     finally:
         run("spoke.cli", "umount", str(mountpoint), "--force")
     log = Path(answer.stdout.rpartition("log: ")[2].strip())

@@ -92,15 +92,15 @@ def reader(script: str, path: Path, offset_bytes: int) -> Iterator[subprocess.Po
 
 def test_a_spoke_killed_during_a_fill_serves_what_it_had(pair: Pair) -> None:
     whole = [write(pair.data / f"whole{number}", 2 * MIB + number, number) for number in range(4)]
-    filling = write(pair.data / "filling", 64 * MIB + 5, 99)
-    hub = pair.hub(extra=["--rate-limit", "800mbit"])
+    filling = write(pair.data / "filling", 24 * MIB + 5, 99)
+    hub = pair.hub(extra=["--rate-limit", "300mbit"])
     spoke = pair.spoke(hub.address)
     for number, data in enumerate(whole):
         assert (spoke.mountpoint / f"whole{number}").read_bytes() == data
     spoke.settled()
 
     with reader(READ_ALL, spoke.mountpoint / "filling", 0) as process:
-        eventually(lambda: cached_bytes(spoke.mountpoint / "filling") > 16 * MIB)
+        eventually(lambda: cached_bytes(spoke.mountpoint / "filling") > 6 * MIB)
         committed_bytes = cached_bytes(spoke.mountpoint / "filling")
         spoke.kill()
         assert process.wait(10) != 0

@@ -1,4 +1,4 @@
-"""A tree of 2,000 files with every awkward size, name and link reads back identical: cold, warm, and without the hub."""
+"""A tree of 1,000 files with every awkward size, name and link reads back identical: cold, warm, and without the hub."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pair import Pair
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(180)]
 
 MIB = 1024 * 1024
-FILES = 2000
+FILES = 1000
 EDGE_SIZES = (0, 1, 4095, 4096, 4097, MIB - 1, MIB, MIB + 1)
-BIG_BYTES = 96 * MIB
-SPARSE_BYTES = 64 * MIB
+BIG_BYTES = 48 * MIB
+SPARSE_BYTES = 32 * MIB
 
 AWKWARD_NAMES = (
     b"with space",

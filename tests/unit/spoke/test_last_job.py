@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -110,11 +111,14 @@ async def test_a_file_that_the_job_under_way_reads_again_counts_once(tmp_path: P
 
 async def test_memory_is_bounded_by_the_setting_and_it_says_so(tmp_path: Path, clock: Clock) -> None:
     seen = job(tmp_path, clock, memory_bytes=1 << 20)
-    for number in range(100_000):
+    for number in range(5_000):
         seen.read(b"%06d" % number, number.to_bytes(16, "big"), 4096, 0, 4096)
     assert len(seen.files()) * 500 <= (1 << 20) // 8
     assert not seen.is_complete
+    tracemalloc.start()
     seen.read(b"huge", A, 1 << 50, 0, 4096)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20, "nor is room made for what is not kept"
+    tracemalloc.stop()
     assert b"huge" not in seen.files()
     await seen.save()
     again = job(tmp_path, clock)

@@ -11,7 +11,7 @@ import pytest
 
 from common import backoff, limits
 from common.backoff import Backoff
-from common.errors import NotAllowed
+from common.errors import HubUnreachable, NotAllowed
 from common.serving.access import Access, Grant
 from common.serving.server import Server
 from spoke.hub_client import keeper as keeper_module
@@ -56,8 +56,9 @@ async def until(condition: Any) -> None:
 
 
 async def test_waits_grow_to_the_cap_differ_between_links_and_begin_anew_after_a_success(
-    waits: list[list[float]],
+    waits: list[list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "REDIAL_SETTLED_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     client = HubClient(
@@ -81,6 +82,24 @@ async def test_waits_grow_to_the_cap_differ_between_links_and_begin_anew_after_a
             assert said[said.index(0.0) + 1] <= limits.REDIAL_FIRST_S
     finally:
         await client.close()
+
+
+async def test_a_hub_that_drops_each_link_it_welcomed_is_not_dialled_hot(waits: list[list[float]]) -> None:
+    class Dropping(Follower):
+        def feed_up(self, link: Link) -> None:
+            asyncio.get_running_loop().call_soon(link.close, HubUnreachable("its catalog cannot be opened"))
+
+    async with Server({"data": MemorySource(dataset="data")}, listen=("127.0.0.1", 0)) as server:
+        client = HubClient(
+            "127.0.0.1", server.port, make_hello("data", "spoke", bytes(16)), bulk_links=0, follower=Dropping(),
+            clock=asyncio.get_running_loop().time, dice=random.Random(3),
+        )  # fmt: skip
+        client.start()
+        try:
+            await until(lambda: waits and len(waits[0]) >= 8)
+            assert waits[0][7] >= limits.REDIAL_CAP_S / 2
+        finally:
+            await client.close()
 
 
 async def test_who_is_refused_does_not_dial_hot(monkeypatch: pytest.MonkeyPatch) -> None:
