@@ -24,24 +24,30 @@ _KINDS_MAX = 256
 
 
 class _Piece:
-    """What a task reads now: blocks up to ``next_block`` of a version. ``guessed_block``: the end of what was fetched ahead of it."""
+    """What a task reads now: blocks up to ``next_block`` of a version. ``guessed_block``: the end of what was fetched ahead of it.
 
-    __slots__ = ("guessed_block", "key", "next_block", "start_block", "version")
+    ``file_kind``, ``read_blocks``: what it is known by, and ``known`` what is known by that. A task has one, ever anew.
+    """
 
-    def __init__(self, version: bytes, start_block: int, next_block: int, key: tuple[object, int]) -> None:
-        self.version = version
-        self.start_block = start_block
-        self.next_block = next_block
-        self.key = key
-        self.guessed_block = 0
+    __slots__ = ("file_kind", "guessed_block", "known", "next_block", "read_blocks", "start_block", "version")
+
+    def __init__(self) -> None:
+        self.version = b""
+        self.file_kind: object = None
+        self.start_block = self.next_block = self.read_blocks = self.guessed_block = 0
+        self.known: _Kind | None = None
 
 
 class _Kind:
-    """Pieces of one kind of file that began with a READ of one length: the last ``count`` were alike, the shortest of ``blocks``."""
+    """Pieces of one kind of file that began with a READ of one length: the last ``count`` were alike, the shortest of ``blocks``.
 
-    __slots__ = ("beside", "blocks", "count", "latest", "needed")
+    ``is_forgotten``: another took its place.
+    """
+
+    __slots__ = ("beside", "blocks", "count", "is_forgotten", "latest", "needed")
 
     def __init__(self) -> None:
+        self.is_forgotten = False
         self.latest: deque[tuple[bytes, int]] = deque(maxlen=_BESIDE_LATEST)
         self.beside = 0.0
         self.blocks = self.count = 0
@@ -52,10 +58,6 @@ class _Kind:
         is_beside = (version, start_block - self.blocks) in self.latest
         self.beside += (is_beside - self.beside) / _BESIDE_MEMORY
         self.latest.append((version, start_block))
-
-    @property
-    def are_scattered(self) -> bool:
-        return self.beside < _BESIDE_SHARE
 
     def over(self, blocks: int, guessed_blocks: int) -> None:
         """One was so long, and ``guessed_blocks`` had been fetched of it (0: nothing)."""
@@ -75,6 +77,8 @@ class AlikePieces:
     def __init__(self) -> None:
         self._reading: OrderedDict[int, _Piece] = OrderedDict()
         self._kinds: OrderedDict[tuple[object, int], _Kind] = OrderedDict()
+        self._last: _Piece | None = None
+        self._last_kind: _Kind | None = None  # the latest of them all
         self.wasted_blocks = 0
         self.has_begun = False
         """The last READ began a piece."""
@@ -88,24 +92,32 @@ class AlikePieces:
     ) -> int:
         """A READ by a task. Returns the block up to which its piece will be read, or 0 where that is not known."""
         piece = self._reading.get(task_id)
-        if piece is not None and piece.version == version and piece.next_block - 1 <= start_block <= piece.next_block:
-            piece.next_block = max(piece.next_block, end_block)
-            self.has_begun = False
-            return piece.guessed_block if start_block < piece.guessed_block else 0
-        if piece is not None:
-            self._over(piece)
+        if piece is None:
+            piece = self._reading[task_id] = _Piece()
+            if len(self._reading) > limits.PREFETCH_ACTIVE_MAX_STREAMS:
+                self._reading.popitem(last=False)
+            known = None
+        else:
+            next_block = piece.next_block
+            if next_block - 1 <= start_block <= next_block and piece.version == version:
+                piece.next_block = max(next_block, end_block)
+                self.has_begun = False
+                return piece.guessed_block if start_block < piece.guessed_block else 0
+            known = self._over(piece)
+            if self._last is not piece:
+                self._reading.move_to_end(task_id)
         self.has_begun = True
-        key = kind, end_block - start_block
-        piece = self._reading[task_id] = _Piece(version, start_block, end_block, key)
-        self._reading.move_to_end(task_id)
-        if len(self._reading) > limits.PREFETCH_ACTIVE_MAX_STREAMS:
-            self._reading.popitem(last=False)
-        known = self._kinds.get(key)
-        if known is not None:
-            known.begun(version, start_block)
+        self._last = piece
+        read_blocks = end_block - start_block
+        if known is None or piece.read_blocks != read_blocks or piece.file_kind != kind:
+            known = self._kinds.get((kind, read_blocks))
+        piece.version, piece.start_block, piece.next_block = version, start_block, end_block
+        piece.file_kind, piece.read_blocks, piece.known, piece.guessed_block = kind, read_blocks, known, 0
+        if known is None:
+            return 0
+        known.begun(version, start_block)
         if (
-            known is None
-            or not known.are_scattered
+            known.beside >= _BESIDE_SHARE
             or known.count < known.needed
             or known.blocks > limits.PREFETCH_PIECE_MAX_BLOCKS
             or not may_fetch
@@ -117,15 +129,21 @@ class AlikePieces:
         piece.guessed_block = guessed_block
         return guessed_block
 
-    def _over(self, piece: _Piece) -> None:
-        if piece.guessed_block > piece.next_block:
-            self.wasted_blocks += piece.guessed_block - piece.next_block
-        known = self._kinds.get(piece.key)
-        if known is None:
-            known = self._kinds[piece.key] = _Kind()
-            if len(self._kinds) > _KINDS_MAX:
-                self._kinds.popitem(last=False)
-        else:
-            self._kinds.move_to_end(piece.key)
-        guessed_blocks = piece.guessed_block - piece.start_block if piece.guessed_block else 0
-        known.over(piece.next_block - piece.start_block, guessed_blocks)
+    def _over(self, piece: _Piece) -> _Kind:
+        """It is read no further. Returns what is known of its kind now."""
+        guessed_block = piece.guessed_block
+        if guessed_block > piece.next_block:
+            self.wasted_blocks += guessed_block - piece.next_block
+        known = piece.known
+        if known is None or known.is_forgotten:
+            key = piece.file_kind, piece.read_blocks
+            known = self._kinds.get(key)
+            if known is None:
+                known = self._kinds[key] = self._last_kind = _Kind()
+                if len(self._kinds) > _KINDS_MAX:
+                    self._kinds.popitem(last=False)[1].is_forgotten = True
+        if known is not self._last_kind:
+            self._kinds.move_to_end((piece.file_kind, piece.read_blocks))
+            self._last_kind = known
+        known.over(piece.next_block - piece.start_block, guessed_block - piece.start_block if guessed_block else 0)
+        return known
