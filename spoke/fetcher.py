@@ -420,7 +420,7 @@ class Fetcher:
         """Wait for something to write, and a moment for what follows it: readers have it from memory meanwhile."""
         async with self._gathering:
             await self._something_to_write.wait()
-            if len(self._landed) < limits.CACHE_WRITE_RUN_FLIGHTS:
+            if len(self._landed) < limits.CACHE_WRITE_GATHER_FLIGHTS:
                 await asyncio.sleep(limits.CACHE_WRITE_GATHER_S)
             run = self._landed.take(limits.CACHE_WRITE_RUN_FLIGHTS)
             self._look_for_work()
