@@ -148,9 +148,9 @@ LINK_MAX_OUTSTANDING_BYTES = 64 * 1024 * 1024
 """Bytes asked for on one link and not received. Further prefetch waits in the spoke, where it can still be reordered."""
 
 RECEIVE_WAKE_MIN_BYTES = 64 * 1024
-RECEIVE_WAKE_MAX_BYTES = 512 * 1024
-RECEIVE_WAKE_MAX_S = 0.01
-"""While a payload arrives its link wakes for so much at once, at most for what it brings in 10 ms. Less than the least: for every byte."""
+RECEIVE_WAKE_MAX_BYTES = 1024 * 1024
+RECEIVE_WAKE_MAX_S = 0.02
+"""While a payload arrives its link wakes for so much at once, at most for what it brings in 20 ms. Less than the least: for every byte."""
 
 LINK_YOUNG_BYTES = 256 * 1024
 LINK_YOUNG_PIECE_BLOCKS = 4
