@@ -151,9 +151,9 @@ LINK_MAX_OUTSTANDING_BYTES = 64 * 1024 * 1024
 """Bytes asked for on one link and not received. Further prefetch waits in the spoke, where it can still be reordered."""
 
 RECEIVE_WAKE_MIN_BYTES = 64 * 1024
-RECEIVE_WAKE_MAX_BYTES = 512 * 1024
-RECEIVE_WAKE_MAX_S = 0.01
-"""While a payload arrives its link wakes for so much at once, at most for what it brings in 10 ms. Less than the least: for every byte."""
+RECEIVE_WAKE_MAX_BYTES = 1024 * 1024
+RECEIVE_WAKE_MAX_S = 0.02
+"""While a payload arrives its link wakes for so much at once, at most for what it brings in 20 ms. Less than the least: for every byte."""
 
 LINK_YOUNG_BYTES = 256 * 1024
 LINK_YOUNG_PIECE_BLOCKS = 4
@@ -185,11 +185,16 @@ RETRY_CAP_S = 5.0
 CACHE_WRITERS = 4
 """Landed flights written to the cache at once: an NVMe queue is kept busy, a slow disk holds no more threads than this."""
 
-CACHE_WRITE_RUN_FLIGHTS = 8
-"""Landed flights that lie one after another, written in one go. The rest makes the next run."""
+CACHE_WRITE_RUN_FLIGHTS = 32
+"""Landed flights that lie one after another, written in one go. The rest makes the next run. With 8 a link of 3 Gbit/s and more got ahead
+of the disk: a run takes some turns of a busy event loop, however long it is."""
 
-CACHE_WRITE_GATHER_S = 0.01
-"""How long what has landed waits for what follows it, so that one hop to a thread serves several. Then write what there is."""
+CACHE_WRITE_GATHER_FLIGHTS = 8
+"""With fewer to write a run waits for what follows it, CACHE_WRITE_GATHER_S."""
+
+CACHE_WRITE_GATHER_S = 0.03
+"""How long what has landed waits for what follows it, so that one hop to a thread serves several: four extents at 1 Gbit/s, where 10 ms
+brought one, and a run takes some 0.15 ms however long it is. Readers have it from memory meanwhile. Then write what there is."""
 
 RECENT_MAX_BYTES = 16 * 1024 * 1024
 """The last arrivals, kept in memory for readers in step with the link. The oldest are forgotten."""

@@ -191,15 +191,15 @@ class Fetcher:
         """What is under way, or not yet in the cache, for the first of these blocks."""
         return next(iter(self._flights.plan(version, BlockRange(blocks.first_block, 1))[0]), None)
 
-    def find_landed(self, version: bytes, offset_bytes: int, length_bytes: int) -> memoryview | None:
-        """The bytes, if one piece that landed and is not in the cache yet has all of them."""
+    def find_landed(self, version: bytes, offset_bytes: int, length_bytes: int) -> Landed | None:
+        """The piece that landed, is not in the cache yet and holds all these bytes."""
+        end_bytes = offset_bytes + length_bytes
         for flight in self._flights.of_extent(version, offset_bytes // EXTENT_BYTES):
             for landed in flight.landed:
-                start_bytes = offset_bytes - landed.blocks.first_block * BLOCK_BYTES
-                if start_bytes >= 0 and start_bytes + length_bytes <= len(landed.data):
+                if landed.offset_bytes <= offset_bytes and end_bytes <= landed.end_bytes:
                     if flight in self._kept:
                         self._kept.move_to_end(flight)
-                    return memoryview(landed.data)[start_bytes : start_bytes + length_bytes]
+                    return landed
         return None
 
     def give_up(self, want: Want) -> None:
@@ -426,7 +426,7 @@ class Fetcher:
         """Wait for something to write, and a moment for what follows it: readers have it from memory meanwhile."""
         async with self._gathering:
             await self._something_to_write.wait()
-            if len(self._landed) < limits.CACHE_WRITE_RUN_FLIGHTS:
+            if len(self._landed) < limits.CACHE_WRITE_GATHER_FLIGHTS:
                 await asyncio.sleep(limits.CACHE_WRITE_GATHER_S)
             run = self._landed.take(limits.CACHE_WRITE_RUN_FLIGHTS)
             self._look_for_work()

@@ -188,19 +188,15 @@ class Reads:
         length_bytes = min(length_bytes, handle.size_bytes - offset_bytes)
         if length_bytes <= 0:
             return b""
-        piece = self._recent.find(handle.version, offset_bytes, length_bytes)
-        if piece is not None:
-            if not piece.was_read:
-                piece.was_read = True
-                self._store.touch(handle.version, handle.size_bytes, piece.offset_bytes, len(piece.data))
-            self._observer.read(handle, task_id, offset_bytes, length_bytes, "hit")
-            start = offset_bytes - piece.offset_bytes
-            return piece.data[start : start + length_bytes]
-        landed = self._fetcher.find_landed(handle.version, offset_bytes, length_bytes)
+        landed = self._recent.find(handle.version, offset_bytes, length_bytes)
+        if landed is None:
+            landed = self._fetcher.find_landed(handle.version, offset_bytes, length_bytes)
         if landed is not None:
-            self._store.touch(handle.version, handle.size_bytes, offset_bytes, length_bytes)
+            if not landed.was_read:
+                landed.was_read = True
+                self._store.touch(handle.version, handle.size_bytes, landed.offset_bytes, len(landed.data))
             self._observer.read(handle, task_id, offset_bytes, length_bytes, "hit")
-            return landed
+            return landed.part(offset_bytes, length_bytes)
         data = self._store.read_nowait(handle.version, handle.size_bytes, offset_bytes, length_bytes)
         if data is not None:
             self._observer.read(handle, task_id, offset_bytes, length_bytes, "hit")

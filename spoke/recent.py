@@ -7,22 +7,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from common.blocks import BLOCK_BYTES, EXTENT_BYTES
+from common.blocks import EXTENT_BYTES
 from spoke.hub_client.single_flight import Landed
 
 _EXTENT_SHIFT = EXTENT_BYTES.bit_length() - 1
-
-
-class Piece:
-    """``data`` from ``offset_bytes`` of its file on. ``was_read``: for its readers to keep."""
-
-    __slots__ = ("data", "end_bytes", "offset_bytes", "was_read")
-
-    def __init__(self, landed: Landed) -> None:
-        self.data = memoryview(landed.data)
-        self.offset_bytes = landed.blocks.first_block * BLOCK_BYTES
-        self.end_bytes = self.offset_bytes + len(self.data)
-        self.was_read = False
 
 
 class Recent:
@@ -31,20 +19,19 @@ class Recent:
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.held_bytes = 0
-        self._pieces: OrderedDict[tuple[bytes, int], Piece] = OrderedDict()
+        self._pieces: OrderedDict[tuple[bytes, int], Landed] = OrderedDict()
 
     def add(self, version: bytes, landed: Landed) -> None:
-        piece = Piece(landed)
-        key = (version, piece.offset_bytes >> _EXTENT_SHIFT)
+        key = (version, landed.offset_bytes >> _EXTENT_SHIFT)
         replaced = self._pieces.pop(key, None)
         if replaced is not None:
             self.held_bytes -= len(replaced.data)
-        self._pieces[key] = piece
-        self.held_bytes += len(piece.data)
+        self._pieces[key] = landed
+        self.held_bytes += len(landed.data)
         while self.held_bytes > self.capacity_bytes:
             self.held_bytes -= len(self._pieces.popitem(last=False)[1].data)
 
-    def find(self, version: bytes, offset_bytes: int, length_bytes: int) -> Piece | None:
+    def find(self, version: bytes, offset_bytes: int, length_bytes: int) -> Landed | None:
         """The piece that holds all these bytes."""
         piece = self._pieces.get((version, offset_bytes >> _EXTENT_SHIFT))
         if piece is None or offset_bytes < piece.offset_bytes or offset_bytes + length_bytes > piece.end_bytes:

@@ -158,6 +158,9 @@ class FaultyDisk(Disk):
             data = memoryview(data)[: self.short_bytes]
         return os.pwrite(fd, data, offset_bytes)
 
+    def pwritev(self, fd: int, pieces: Any, offset_bytes: int) -> int:  # type: ignore[override]
+        return self.pwrite(fd, b"".join(pieces), offset_bytes)
+
     def punch_hole(self, fd: int, offset_bytes: int, length_bytes: int) -> None:
         self._enter("punch_hole")
         super().punch_hole(fd, offset_bytes, length_bytes)

@@ -109,6 +109,9 @@ class RecordingDisk(Disk):
         with self._lock:
             return self._write(fd, data, offset_bytes)
 
+    def pwritev(self, fd: int, pieces: Any, offset_bytes: int) -> int:  # type: ignore[override]
+        return self.pwrite(fd, b"".join(pieces), offset_bytes)
+
     def write(self, fd: int, data: Any) -> int:
         with self._lock:
             # Whoever writes without a place writes at the end: the names do, into files they made or append to.

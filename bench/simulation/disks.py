@@ -171,6 +171,9 @@ class SpokeDisk(Disk):
         self.marks.changed(self._numbers[fd])
         return count
 
+    def pwritev(self, fd: int, pieces: Any, offset_bytes: int) -> int:  # type: ignore[override]
+        return self.pwrite(fd, b"".join(pieces), offset_bytes)
+
     def punch_hole(self, fd: int, offset_bytes: int, length_bytes: int) -> None:
         self._enter("punch_hole", self.faults.write_error_share)
         super().punch_hole(fd, offset_bytes, length_bytes)

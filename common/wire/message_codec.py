@@ -24,6 +24,7 @@ from common.wire.rules import ID_BYTES, check, check_data
 Payload = bytes | bytearray | memoryview
 _Map = dict[str, Any]
 _T = TypeVar("_T")
+_ANSWERS = (m.Checked, m.Reported, m.Kept, m.Piece)
 _PACKER_BYTES = 4096  # grows when it must; the default of 256 KiB would be mapped and unmapped for each frame
 
 TYPE_OF: Mapping[type, FrameType] = {
@@ -73,7 +74,7 @@ def encode(message: m.Message, request_id: int = 0) -> tuple[bytes, Payload]:
         message = m.Error(message.code, cut_text(message.message), message.retryable)
     elif isinstance(message, m.Goodbye):
         message = m.Goodbye(cut_text(message.reason))
-    elif isinstance(message, m.Checked | m.Reported | m.Kept | m.Piece) and message.message:
+    elif isinstance(message, _ANSWERS) and message.message:
         message = replace(message, message=cut_text(message.message))
     check(message)
     frame_type = TYPE_OF[type(message)]

@@ -16,6 +16,10 @@ from common.wire.frame import HEADER_BYTES, FrameHeader, parse_header
 
 _Head = TypeVar("_Head")
 
+_HEAD_READ_BYTES = 8192
+"""Read at once before a payload has its memory: the head of one extent, a page with its head, or some hundred READs. What comes beyond
+the head is copied."""
+
 
 class FrameOwner(Protocol[_Head]):
     """Who judges frames as they come; raises ProtocolError to end it all."""
@@ -54,10 +58,10 @@ class Receiver(Generic[_Head]):
         return len(self._payload) - self._filled if self._payload_view is not None else 0
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go: the rest of the payload at hand, or what is free of the small buffer. Never empty."""
+        """Where the next bytes go: the rest of the payload at hand, or some of what is free of the small buffer. Never empty."""
         if self._payload_view is not None:
             return self._payload_view[self._filled :]
-        return self._scratch[self._end :]
+        return self._scratch[self._end : self._end + _HEAD_READ_BYTES]
 
     def buffer_updated(self, byte_count: int) -> None:
         """``byte_count`` bytes were put into the buffer that ``get_buffer`` gave last."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange, byte_length, count_blocks
 from common.digest import DIGEST_BYTES, block_digests
-from spoke.cache.disk import Disk, allocated_bytes, read_full, write_full
+from spoke.cache.disk import Disk, allocated_bytes, read_full, write_full, write_pieces
 from spoke.cache.eviction import FileExtents
 from spoke.cache.index import HEADER_BYTES, PRESENT, DamagedIndex, IndexLayout, check_index, encode_header, layout_of
 from spoke.cache.presence import BlockMap
@@ -304,10 +304,7 @@ def write_blocks(
     """
     data_fd, index_fd = file
     layout = layout_of(size_bytes)
-    offset_bytes = first_block * BLOCK_BYTES
-    for piece in pieces:
-        write_full(disk, data_fd, piece, offset_bytes)
-        offset_bytes += len(piece)
+    write_pieces(disk, data_fd, pieces, first_block * BLOCK_BYTES)
     write_full(disk, index_fd, digests, layout.digest_at(first_block))
     write_full(disk, index_fd, bytes((PRESENT,)) * (len(digests) // DIGEST_BYTES), layout.presence_at(first_block))
 

@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import platform
+from collections.abc import Sequence
 from typing import Protocol
 
 _FALLOC_FL_KEEP_SIZE = 0x01  # linux/falloc.h
@@ -25,6 +26,7 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PIECES_AT_ONCE = os.sysconf("SC_IOV_MAX")
 _MAP_FAILED = ctypes.c_void_p(-1).value
 # ioprio_set(2) has no wrapper in the C library, and a number of its own on each machine.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine())
@@ -51,6 +53,7 @@ class Disk:
     ftruncate = staticmethod(os.ftruncate)
     preadv = staticmethod(os.preadv)
     pwrite = staticmethod(os.pwrite)
+    pwritev = staticmethod(os.pwritev)
 
     def punch_hole(self, fd: int, offset_bytes: int, length_bytes: int) -> None:
         """Give the range's space back; it reads as zeros and the file keeps its length. EOPNOTSUPP where the file system cannot."""
@@ -114,3 +117,16 @@ def write_full(disk: Disk, fd: int, data: bytes | bytearray | memoryview, offset
         if more_bytes == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         done_bytes += more_bytes
+
+
+def write_pieces(disk: Disk, fd: int, pieces: Sequence[bytes | bytearray | memoryview], offset_bytes: int) -> None:
+    """As ``write_full``, of buffers that follow one another, in few calls: after each the thread waits for the interpreter's lock."""
+    for start in range(0, len(pieces), _PIECES_AT_ONCE):
+        some = pieces[start : start + _PIECES_AT_ONCE]
+        done_bytes = disk.pwritev(fd, some, offset_bytes)
+        for piece in some:
+            if done_bytes < len(piece):
+                write_full(disk, fd, memoryview(piece)[done_bytes:], offset_bytes + done_bytes)
+                done_bytes = len(piece)
+            offset_bytes += len(piece)
+            done_bytes -= len(piece)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -264,17 +265,16 @@ class HubClient:
         if not open_links:
             return None
         bulk = [link for link in open_links if link.role == "bulk"] or open_links
-        if request.patient and request.priority is Priority.DEMAND:
+        if request.priority is Priority.PREFETCH:
+            return _roomiest(bulk)
+        if request.patient:
             # Prefetch takes no room from it: the hub sends it afterwards.
             freest = min(bulk, key=lambda link: sizing.wait_of(link.demand_bytes, link.received_bytes))
             most_bytes = sizing.enough_in_flight_bytes(self.links.rtt_s, self.links.rate_bytes_per_s, len(bulk))
             return freest if freest.demand_bytes < most_bytes else None
-        if request.priority is Priority.DEMAND:
-            if _byte_count(request) <= limits.SMALL_DEMAND_BYTES:
-                return min(open_links, key=lambda link: link.outstanding_bytes)
-            return min(bulk, key=_wait_of)
-        roomy = [link for link in bulk if link.outstanding_bytes < sizing.most_outstanding_bytes(link.received_bytes)]
-        return min(roomy, key=_wait_of, default=None)
+        if _byte_count(request) <= limits.SMALL_DEMAND_BYTES:
+            return min(open_links, key=lambda link: link.outstanding_bytes)
+        return min(bulk, key=_wait_of)
 
     def _tell(self, request: Request, link: Link) -> None:
         """The hub hears that somebody waits for what it has as prefetch."""
@@ -412,8 +412,25 @@ def _wait_of(link: Link) -> float:
     return sizing.wait_of(link.outstanding_bytes, link.received_bytes)
 
 
+def _roomiest(links: list[Link]) -> Link | None:
+    """The first with the least wait of those that have room, asked for with each extent; nothing waits less than where nothing waits."""
+    best, least = None, math.inf
+    for link in links:
+        outstanding_bytes = link.outstanding_bytes
+        if not outstanding_bytes:
+            return link
+        if outstanding_bytes < sizing.most_outstanding_bytes(link.received_bytes):
+            wait = sizing.wait_of(outstanding_bytes, link.received_bytes)
+            if wait < least:
+                best, least = link, wait
+    return best
+
+
 def _byte_count(request: Request) -> int:
-    return sum(blocks.block_count for blocks in request.remaining) * BLOCK_BYTES
+    count = 0
+    for _, block_count in request.remaining:
+        count += block_count
+    return count * BLOCK_BYTES
 
 
 def make_hello(

@@ -178,7 +178,7 @@ class Link(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _flush(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and self._connection.pending_bytes:
             for chunk in self._connection.data_to_send():
                 self._transport.write(chunk)
 

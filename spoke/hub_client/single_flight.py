@@ -22,13 +22,26 @@ from common.blocks import (
 from common.errors import HeadraceError
 
 
-@dataclass(slots=True)
 class Landed:
-    """Blocks that arrived and matched their digests."""
+    """Blocks that arrived and matched their digests: ``data`` from ``offset_bytes`` to ``end_bytes`` of their file.
 
-    blocks: BlockRange
-    data: bytes | bytearray | memoryview
-    digests: bytes
+    ``was_read``: for its readers to keep.
+    """
+
+    __slots__ = ("blocks", "data", "digests", "end_bytes", "offset_bytes", "was_read")
+
+    def __init__(self, blocks: BlockRange, data: bytes | bytearray | memoryview, digests: bytes) -> None:
+        self.blocks = blocks
+        self.data = memoryview(data)
+        self.digests = digests
+        self.offset_bytes = blocks.first_block * BLOCK_BYTES
+        self.end_bytes = self.offset_bytes + len(data)
+        self.was_read = False
+
+    def part(self, offset_bytes: int, length_bytes: int) -> memoryview:
+        """These bytes of the file, which it holds."""
+        start = offset_bytes - self.offset_bytes
+        return self.data[start : start + length_bytes]
 
 
 class Want:

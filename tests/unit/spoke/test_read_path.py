@@ -38,6 +38,22 @@ async def test_any_range_of_a_cold_file_then_of_the_cached_one(make_read_path) -
     assert path.counts.fetched_bytes == fetched_all
 
 
+async def test_a_piece_in_memory_counts_as_used_once_however_many_reads_it_serves(make_read_path, monkeypatch) -> None:
+    data = noise(MIB + 5000)
+    path = await make_read_path({b"f": data})
+    handle = path.open(b"f")
+    used: list[tuple[int, int]] = []
+    monkeypatch.setattr(path.store, "touch", lambda _version, _size, offset, length: used.append((offset, length)))
+    path.fetcher.prefetch(handle.version, len(data), BlockRange(0, 258))
+    await until(lambda: path.counts.fetched_bytes >= len(data))
+    for remembered in (True, False):
+        for offset in range(0, len(data), 131072):
+            assert path.reads.read_nowait(handle, offset, 131072, 1) == data[offset : offset + 131072]
+        if remembered:
+            path.fetcher.recent.forget()  # from what waits for the disk, or from the disk itself
+    assert sorted(used) == [(0, MIB), (MIB, 5000)]
+
+
 async def test_an_empty_file_and_a_read_past_the_end(make_read_path) -> None:
     path = await make_read_path({b"empty": b"", b"one": b"x"})
     assert path.reads.read_nowait(path.open(b"empty"), 0, 100, 1) == b""

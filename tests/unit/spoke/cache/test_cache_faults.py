@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from cache_support import CAPACITY_BYTES, EXTENT_BYTES, MIB, BlocksMissing, FaultyDisk, File, ManualClock, disk_usage
 
-from common.blocks import BlockRange
+from common.blocks import BLOCK_BYTES, BlockRange
+from common.digest import block_digests
 from common.errors import CacheDirectoryError, CacheWriteError
 from common.limits import CACHE_BYPASS_RETRY_S, CACHE_READ_ERRORS_MAX
 
@@ -26,6 +27,31 @@ async def test_short_writes_and_reads_are_completed(open_store, disk: FaultyDisk
     store = open_store()
     await file.check(store)
     assert await store.verify(file.version, file.size_bytes)
+
+
+@pytest.mark.parametrize("short_bytes", [None, 3 * BLOCK_BYTES + 100])
+async def test_a_run_of_more_pieces_than_one_call_takes_is_written_whole(
+    open_store, disk: FaultyDisk, short_bytes: int | None
+) -> None:
+    """preadv(2) and its kin take 1024 buffers, and a hub may send each block for itself."""
+    store = open_store()
+    file = File(1, 5 * EXTENT_BYTES + 5000)
+    pieces = [memoryview(file.content)[at : at + BLOCK_BYTES] for at in range(0, file.size_bytes, BLOCK_BYTES)]
+    disk.short_bytes = short_bytes
+    await store.write_run(file.version, file.size_bytes, 0, pieces, block_digests(file.version, 0, file.content))
+    disk.short_bytes = None
+    await store.close()
+    store = open_store()
+    await file.check(store)
+
+
+async def test_a_run_is_written_in_one_call(open_store, disk: FaultyDisk) -> None:
+    store = open_store()
+    file = File(1, 8 * EXTENT_BYTES)
+    pieces = [memoryview(file.content)[at : at + EXTENT_BYTES] for at in range(0, file.size_bytes, EXTENT_BYTES)]
+    before = disk.calls.get("pwrite", 0)
+    await store.write_run(file.version, file.size_bytes, 0, pieces, block_digests(file.version, 0, file.content))
+    assert disk.calls["pwrite"] - before == 4, "the index's header, the data, the digests, the presence"
 
 
 async def test_a_full_disk_evicts_and_tries_once_more(open_store, disk: FaultyDisk) -> None:
