@@ -306,7 +306,7 @@ def _holders(path: str) -> Iterator[str]:
             and any(used == path or used.startswith(below) for used in _paths_used(entry))
         ):
             with contextlib.suppress(OSError):
-                yield f"{entry} ({Path('/proc', entry, 'comm').read_text('utf-8', 'replace').strip()})"
+                yield f"{entry} ({Path('/proc', entry, 'comm').read_text('utf-8', 'backslashreplace').strip()})"
 
 
 def _paths_used(pid: str) -> Iterator[str]:
