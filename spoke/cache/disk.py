@@ -14,6 +14,8 @@ import platform
 from collections.abc import Sequence
 from typing import Protocol
 
+from common.blocks import EXTENT_BYTES
+
 _FALLOC_FL_KEEP_SIZE = 0x01  # linux/falloc.h
 _FALLOC_FL_PUNCH_HOLE = 0x02
 _STAT_BLOCK_BYTES = 512  # st_blocks counts these, whatever the file system's own block is
@@ -26,7 +28,9 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_PIECES_AT_ONCE = os.sysconf("SC_IOV_MAX")
+# With 8 to 32 MiB at once the kernel took 2.5 s/GB where it takes 1.1 to 1.5 (medians of runs in turns, memory fresh from the host): the
+# page cache asks for larger pages.
+_WRITE_BYTES = EXTENT_BYTES
 _MAP_FAILED = ctypes.c_void_p(-1).value
 # ioprio_set(2) has no wrapper in the C library, and a number of its own on each machine.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine())
@@ -120,13 +124,19 @@ def write_full(disk: Disk, fd: int, data: bytes | bytearray | memoryview, offset
 
 
 def write_pieces(disk: Disk, fd: int, pieces: Sequence[bytes | bytearray | memoryview], offset_bytes: int) -> None:
-    """As ``write_full``, of buffers that follow one another, in few calls: after each the thread waits for the interpreter's lock."""
-    for start in range(0, len(pieces), _PIECES_AT_ONCE):
-        some = pieces[start : start + _PIECES_AT_ONCE]
-        done_bytes = disk.pwritev(fd, some, offset_bytes)
-        for piece in some:
+    """As ``write_full``, of buffers of whole blocks that follow one another: small ones together, since after each call the thread
+    waits for the interpreter's lock."""
+    start = 0
+    while start < len(pieces):
+        end, size_bytes = start + 1, len(pieces[start])
+        while end < len(pieces) and size_bytes + len(pieces[end]) <= _WRITE_BYTES:
+            size_bytes += len(pieces[end])
+            end += 1
+        done_bytes = disk.pwritev(fd, pieces[start:end], offset_bytes)
+        for piece in pieces[start:end]:
             if done_bytes < len(piece):
                 write_full(disk, fd, memoryview(piece)[done_bytes:], offset_bytes + done_bytes)
                 done_bytes = len(piece)
             offset_bytes += len(piece)
             done_bytes -= len(piece)
+        start = end
