@@ -75,7 +75,10 @@ class Export:
         except OSError as error:
             return f"{shown} cannot be reached: {error.strerror}"
         if (seen.st_dev, seen.st_ino) != (self.device, self.inode):
-            return f"{shown} is no longer the directory that was exported (moved away, replaced or unmounted)"
+            return (
+                f"{shown} is no longer the directory that was exported (moved away, replaced or unmounted); "
+                "if it was replaced on purpose, restart the hub"
+            )
         self.mtime_ns = seen.st_mtime_ns
         return None
 

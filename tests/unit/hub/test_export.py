@@ -132,6 +132,7 @@ def test_a_root_that_was_replaced_is_noticed(root: Path) -> None:
     assert "cannot be reached" in (export.root_problem() or "")
     root.mkdir()
     assert "no longer the directory" in (export.root_problem() or "")
+    assert "restart the hub" in (export.root_problem() or "")
     root.rmdir()
     root.with_name("old").rename(root)
     assert export.root_problem() is None
