@@ -48,6 +48,7 @@ class Ahead:
         self._fetcher: Fetcher | None = None
         self._client: HubClient | None = None
         self._last_job: LastJob | None = None
+        self._keep_bytes: int | None = None
         self.foresee: Callable[[Foresight | None], None] | None = None
         """Told whom to ask for what is used next, while orders are followed (for eviction)."""
         self.read_ahead = ReadAhead(
@@ -107,18 +108,23 @@ class Ahead:
                 quiet.next_bytes = end_bytes
                 quiet.reads += 1
                 return
-        counts = self._counts
+        counts, noted = self._counts, None
         if result == "hit":
             noted = self._quiet.note(handle.version, offset_bytes, length_bytes)
-            if noted is not None:
-                if noted.handle_id != handle.handle_id:
-                    self.read_ahead.handed_over(noted, handle, offset_bytes, length_bytes)
-                self._tally(noted)
-                return
-            counts.heard_hits += 1
-            counts.heard_cache_bytes += length_bytes
         else:
             counts.waited(length_bytes, result)
+            if result == "late":
+                noted = self._quiet.note(handle.version, offset_bytes, length_bytes, late=True)
+                if noted is not None:
+                    noted.came_late(length_bytes)
+        if noted is not None:
+            if noted.handle_id != handle.handle_id:
+                self.read_ahead.handed_over(noted, handle, offset_bytes, length_bytes)
+            self._tally(noted)
+            return
+        if result == "hit":
+            counts.heard_hits += 1
+            counts.heard_cache_bytes += length_bytes
         planner = self._planner
         if planner is not None:
             planner.read(
@@ -239,7 +245,10 @@ class Ahead:
         if budget_bytes < EXTENT_BYTES:
             return  # what arrives makes room for a whole one
         # What the disk does not take in time is lost before it is read, if it lies further ahead than memory keeps in its stead.
-        planner.keep_within(fetcher.memory.bypass_bytes if fetcher.is_behind else None)
+        keep_bytes = fetcher.memory.bypass_bytes if fetcher.is_behind else None
+        if keep_bytes != self._keep_bytes:
+            self._keep_bytes = keep_bytes
+            planner.keep_within(keep_bytes)
         fetches = planner.plan(self._clock(), budget_bytes)
         for fetch in fetches:
             why = REASON_NUMBERS[fetch.reason]

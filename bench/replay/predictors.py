@@ -12,7 +12,7 @@ from bench.replay.evictors import FILE_SHIFT, Belady
 from bench.replay.future import NEVER, Future
 from bench.replay.orders import orders_of
 from bench.replay.perceptron import Perceptron
-from bench.replay.simulator import HIT, MISS, RESULTS, Predictor, Read, Simulation, split
+from bench.replay.simulator import LATE, MISS, RESULTS, Predictor, Read, Simulation, split
 from bench.replay.trace import Trace
 from common import limits
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
@@ -174,7 +174,7 @@ class Planned(_Base):
             if order is not None:
                 planner.add_order(now_s, order)
         began_ns = time.perf_counter_ns() if self.read_ns is not None else 0
-        if result != HIT or not planner.is_quiet(version, offset_bytes, length_bytes):
+        if result == MISS or not planner.is_quiet(version, offset_bytes, length_bytes, late=result == LATE):
             seen = ReadSeen(read.handle, task, version, offset_bytes, length_bytes, RESULTS[result])  # type: ignore[arg-type]
             planner.read(now_s, seen)
             fetches = self._plan(now_s)

@@ -132,7 +132,8 @@ class AlikePieces:
     def _over(self, piece: _Piece) -> _Kind:
         """It is read no further. Returns what is known of its kind now."""
         guessed_block = piece.guessed_block
-        self.wasted_blocks += max(0, guessed_block - piece.next_block)
+        if guessed_block > piece.next_block:
+            self.wasted_blocks += guessed_block - piece.next_block
         known = piece.known
         if known is None or known.is_forgotten:
             key = piece.file_kind, piece.read_blocks

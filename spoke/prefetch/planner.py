@@ -216,12 +216,15 @@ class Planner:
             self._guesses.evicted(version, blocks, wasted)
             self._following.evicted(version, wasted)
 
-    def is_quiet(self, version: bytes, offset_bytes: int, length_bytes: int) -> bool:
-        """Take note of a read that was a hit, if it goes on where a quiet reader is and nothing is to be planned for it yet.
+    def is_quiet(self, version: bytes, offset_bytes: int, length_bytes: int, *, late: bool = False) -> bool:
+        """Take note of a read that was a hit or ``late``, if it goes on where a quiet reader is and nothing is to be planned for it yet.
 
         False: it is for :meth:`read`. Most hits of a stream end here, at the cost of two look-ups.
         """
-        return self.quiet.note(version, offset_bytes, length_bytes) is not None
+        noted = self.quiet.note(version, offset_bytes, length_bytes, late=late)
+        if noted is not None and late:
+            noted.came_late(length_bytes)
+        return noted is not None
 
     def read(self, now_s: float, seen: ReadSeen) -> None:
         """Learn from a READ; what follows from it comes out of :meth:`plan`."""
@@ -240,7 +243,7 @@ class Planner:
                     return
             if quiet is not None and quiet.reads:
                 if seen.result == "hit":
-                    self.scorecard.hits += quiet.reads
+                    self._count(quiet, 1)
                     if self.on_noted is not None:
                         self.on_noted(quiet, offset_bytes)
                     seen = quiet.noted(offset_bytes + seen.length_bytes)
@@ -268,10 +271,19 @@ class Planner:
                     self._make_up(now_s, quiet, next_bytes)
 
     def _make_up(self, now_s: float, quiet: Quiet, next_bytes: int) -> None:
-        self.scorecard.hits += quiet.reads - 1
+        self._count(quiet, 0)
         if self.on_noted is not None:
             self.on_noted(quiet, next_bytes)
         self._learn(now_s, quiet.noted(next_bytes))
+
+    def _count(self, quiet: Quiet, more_hits: int) -> None:
+        """What was noted of a reader, and hits after it, but for the one READ as which all of them are learnt from."""
+        score, late = self.scorecard, quiet.late
+        score.hits += quiet.reads + more_hits - late
+        if late:
+            score.late += late - 1
+        else:
+            score.hits -= 1
 
     def _learn(self, now_s: float, seen: ReadSeen) -> None:
         handle_id, _, version, offset_bytes, length_bytes, result, _ = seen

@@ -8,6 +8,7 @@ READs cost a comparison or two of whoever sees them come. Nothing else is done f
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from spoke.prefetch.source import ReadSeen
 
@@ -19,11 +20,12 @@ class Quiet:
     ``handle_id``: whose READs they are from ``part_bytes`` on, before which ``part_reads`` of them were noted. ``told_reads``,
     ``told_bytes``: how far they were counted. ``go_on``, if there, may be asked instead of hearing the READ that comes to
     ``until_bytes``, with the time and where that ends: it plans what is due, and says up to where further READs change nothing
-    (or 0: it must be heard).
+    (or 0: it must be heard). ``takes_late``: READs whose data were on the way may be noted too, and ``late`` of them were: whoever
+    notes one counts it.
     """
 
-    __slots__ = ("from_bytes", "go_on", "handle_id", "next_bytes", "part_bytes", "part_reads", "reads", "seen",
-                 "told_bytes", "told_reads", "until_bytes")  # fmt: skip
+    __slots__ = ("from_bytes", "go_on", "handle_id", "late", "next_bytes", "part_bytes", "part_reads", "reads", "seen",
+                 "takes_late", "told_bytes", "told_reads", "until_bytes")  # fmt: skip
 
     def __init__(self, seen: ReadSeen, until_bytes: int) -> None:
         self.seen = seen
@@ -31,7 +33,8 @@ class Quiet:
         self.until_bytes = until_bytes
         self.handle_id = seen.handle_id
         self.go_on: Callable[[float, int], int] | None = None
-        self.reads = self.part_reads = self.told_reads = 0
+        self.reads = self.part_reads = self.told_reads = self.late = 0
+        self.takes_late = False
 
     def went_on(self, seen: ReadSeen, until_bytes: int) -> None:
         """One of his READs was told to all but those who learn from it, and changes nothing up to there."""
@@ -41,11 +44,18 @@ class Quiet:
         self.part_reads = self.told_reads = self.reads
 
     def noted(self, end_bytes: int) -> ReadSeen:
-        """All that was noted, as one READ that ends at ``end_bytes``."""
+        """All that was noted, as one READ that ends at ``end_bytes``; late if one was."""
         seen, from_bytes = self.seen, self.from_bytes
+        result: Literal["hit", "late"] = "late" if self.late else "hit"
         return ReadSeen(
-            seen.handle_id, seen.task_id, seen.version, from_bytes, end_bytes - from_bytes, "hit", seen.fault_bytes
+            seen.handle_id, seen.task_id, seen.version, from_bytes, end_bytes - from_bytes, result, seen.fault_bytes
         )
+
+    def came_late(self, length_bytes: int) -> None:
+        """The READ just noted was late: it is counted with that, and not once more as a hit."""
+        self.late += 1
+        self.told_reads += 1
+        self.told_bytes += length_bytes
 
 
 _NOBODY = Quiet(ReadSeen(-1, 0, b"", -1, 0, "hit"), -1)
@@ -57,7 +67,8 @@ def _untold(_quiet: Quiet) -> None: ...
 class QuietReads:
     """The quiet readers of all files, by where each reads next.
 
-    ``current``: one of them, or somebody who reads nowhere. Whoever sees a READ that was a hit, at his ``next_bytes``, of his handle and
+    ``current``: one of them, or somebody who reads nowhere. Whoever sees a READ that was a hit (or late, if he
+    ``takes_late``), at his ``next_bytes``, of his handle and
     up to ``until_bytes``, may note it by moving ``next_bytes`` on and counting it in ``reads``. ``tally`` is called with him before
     another takes his place.
     """
@@ -68,11 +79,11 @@ class QuietReads:
         self.current = _NOBODY
         self.tally: Callable[[Quiet], None] = _untold
 
-    def note(self, version: bytes, offset_bytes: int, length_bytes: int) -> Quiet | None:
+    def note(self, version: bytes, offset_bytes: int, length_bytes: int, *, late: bool = False) -> Quiet | None:
         """The quiet reader of whom this READ is one, which is noted with that; None: it must be heard."""
         end_bytes, quiet = offset_bytes + length_bytes, self.current
         if quiet.next_bytes == offset_bytes and quiet.seen.version == version:
-            if end_bytes > quiet.until_bytes:
+            if end_bytes > quiet.until_bytes or (late and not quiet.takes_late):
                 return None
             quiet.next_bytes = end_bytes
             quiet.reads += 1
@@ -81,7 +92,7 @@ class QuietReads:
         if not places:
             return None
         found = places.get(offset_bytes)
-        if found is None or end_bytes > found.until_bytes or end_bytes in places:
+        if found is None or end_bytes > found.until_bytes or end_bytes in places or (late and not found.takes_late):
             return None
         del places[offset_bytes]
         found.next_bytes = end_bytes

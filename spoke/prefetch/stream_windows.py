@@ -54,7 +54,7 @@ class StreamWindows:
         self.jobs: OrderedDict[int, Job] = OrderedDict()
         self._active: OrderedDict[int, Run] = OrderedDict()
         self._all_active_until_s = 0.0
-        self._keep_bytes = sys.maxsize
+        self._keep_bytes, self._together_bytes = sys.maxsize, windows_max_bytes
 
     @property
     def active_count(self) -> int:
@@ -72,6 +72,7 @@ class StreamWindows:
     def keep_within(self, most_bytes: int | None) -> None:
         """All windows together are no larger for now, however large they have become; None: that is over."""
         self._keep_bytes = sys.maxsize if most_bytes is None else max(limits.PREFETCH_WINDOW_MIN_BYTES, most_bytes)
+        self._together_bytes = min(self._windows_max_bytes, self._keep_bytes)
 
     def widen(self, now_s: float, file: KnownFile, run: Run, read_bytes: int, *, late: bool) -> int:
         """Returns the block up to which further reads of the run would change nothing here."""
@@ -84,7 +85,7 @@ class StreamWindows:
             active[run.stream_id] = run
         if len(active) > 1 and (now_s > self._all_active_until_s or len(active) > limits.PREFETCH_ACTIVE_MAX_STREAMS):
             self._forget_inactive(now_s)
-        cap_bytes = min(self._stream_max_bytes, min(self._windows_max_bytes, self._keep_bytes) // len(active))
+        cap_bytes = min(self._stream_max_bytes, self._together_bytes // len(active))
         window.read(
             now_s,
             read_bytes,
@@ -101,12 +102,11 @@ class StreamWindows:
         """The reader of a stream, which was read up to ``end_block``, if nothing is to be planned up to ``quiet_block``."""
         run.quiet = quiet = Quiet(seen, self._quiet_bytes(file, end_block, quiet_block))
         window = run.window
-        if (
-            window is not None
-            and window.is_steady
-            and window.window_bytes >= _UNHEARD_FROM_BYTES
-            and len(self._active) == 1
-        ):
+        if window is None or window.window_bytes < _UNHEARD_FROM_BYTES or len(self._active) != 1:
+            return quiet  # of several, each is heard: how many they are tells how wide their windows may be
+        # Being late widens a full one no more; where the link is the limit, most READs are late.
+        quiet.takes_late = window.is_full and run.planned_block < file.block_count
+        if window.is_steady:
             unheard_bytes = min(window.window_bytes // _UNHEARD_SHARE, int(window.rate_bytes_per_s * _QUIET_MAX_S))
             quiet.go_on = partial(self._go_on, file, run, end_block + unheard_bytes // BLOCK_BYTES)
         return quiet
@@ -114,7 +114,7 @@ class StreamWindows:
     def plan(self, now_s: float, budget_bytes: int, fetches: list[Fetch]) -> list[Fetch]:
         """What to fetch now beside ``fetches``, round the streams with room an extent at a time."""
         paused: list[tuple[int, Job]] = []
-        jobs = self.jobs
+        jobs, keep_bytes = self.jobs, self._keep_bytes
         while jobs and budget_bytes >= BLOCK_BYTES:
             stream_id, job = jobs.popitem(last=False)
             file, run, reason = job
@@ -125,7 +125,8 @@ class StreamWindows:
                 continue
             next_block = run.place_block
             first_block = run.planned_block if run.planned_block > next_block else next_block
-            window_bytes = min(run.window.window_bytes, self._keep_bytes)
+            window_bytes = run.window.window_bytes
+            window_bytes = window_bytes if window_bytes < keep_bytes else keep_bytes
             end_block = window_end(file, next_block, window_bytes)
             # On a short path the window stays small for good; what ends the start is that much read in a row.
             if (

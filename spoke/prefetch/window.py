@@ -20,18 +20,26 @@ _START_GROWTH = 8
 
 
 class Window:
-    """One stream's window. ``rate_bytes_per_s``: consumption as last measured (0: not yet).
+    """One stream's window. ``rate_bytes_per_s``: consumption as last measured (0: not yet). ``is_full``: it is as wide as it may be.
 
     ``first_bytes``: what its first read is worth, however short it was. ``is_steady``: its last read found it neither too small nor
     too wide.
     """
 
-    __slots__ = ("_first_bytes", "_sample_bytes", "_sample_start_s", "is_steady", "rate_bytes_per_s", "window_bytes")
+    __slots__ = (
+        "_first_bytes",
+        "_sample_bytes",
+        "_sample_start_s",
+        "is_full",
+        "is_steady",
+        "rate_bytes_per_s",
+        "window_bytes",
+    )
 
     def __init__(self, now_s: float, first_bytes: int = 0) -> None:
         self._first_bytes = first_bytes
         self.window_bytes = 0
-        self.is_steady = False
+        self.is_full = self.is_steady = False
         self.rate_bytes_per_s = 0.0
         self._sample_start_s = now_s
         self._sample_bytes = 0
@@ -82,7 +90,8 @@ class Window:
             self.is_steady = True
             window_bytes = max(window_bytes, wanted)
         earned_bytes = max(first_bytes, limits.PREFETCH_EVIDENCE_FACTOR * evidence_bytes)
-        self.window_bytes = min(window_bytes, cap_bytes, earned_bytes)
+        self.window_bytes = window_bytes = min(window_bytes, cap_bytes, earned_bytes)
+        self.is_full = window_bytes == cap_bytes
 
     @property
     def grows_unseen(self) -> bool:

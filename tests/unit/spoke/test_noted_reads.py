@@ -12,9 +12,10 @@ from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from spoke.ahead import Ahead
 from spoke.last_job import LastJob
 from spoke.metrics import Counts
-from spoke.prefetch.planner import Planner
+from spoke.prefetch.planner import FileFacts, Planner
+from spoke.prefetch.source import ReadSeen
 from spoke.prefetch.succession import OrderRecorder
-from spoke.reads import Handle
+from spoke.reads import Handle, ReadResult
 
 MIB = 1 << 20
 READ = 128 * 1024
@@ -120,3 +121,67 @@ def test_a_reader_who_leaves_his_stream_is_heard_there(tmp_path: Path) -> None:
         assert stub.counts.hits + stub.counts.late + stub.counts.misses == 128 * MIB // READ + 1
 
     stepping(run)
+
+
+@pytest.mark.parametrize("handles", [1, 3])
+def test_reads_that_the_link_is_late_for_are_noted_too_once_the_window_is_full(tmp_path: Path, handles: int) -> None:
+    """A reader faster than the link: each of his READs waits for what was asked for long ago, and no window helps."""
+
+    def run() -> None:
+        stub, heard = Stub(tmp_path), list[str]()
+        opened = [Handle(number, b"f", VERSION, SIZE) for number in range(handles)]
+        for handle in opened:
+            stub.ahead.opened(handle, 1)
+        learn = stub.planner._learn
+
+        def counted(now_s: float, seen: ReadSeen) -> None:
+            heard.append(seen.result)
+            learn(now_s, seen)
+
+        stub.planner._learn = counted  # type: ignore[method-assign]
+        reads, late, missed_bytes = 768 * MIB // READ, 0, 0
+        for number in range(reads):
+            handle, offset_bytes = opened[number * READ // (4 * MIB) % handles], number * READ
+            if offset_bytes + READ > stub.there:
+                missed_bytes += READ
+            else:
+                late += number % 8 != 7
+            result: ReadResult = "miss" if offset_bytes + READ > stub.there else "hit" if number % 8 == 7 else "late"
+            stub.now_s += READ / 1e8
+            stub.ahead.read(handle, 1, offset_bytes, READ, result)
+            stub.ahead._pump()
+            assert stub.counts.late == late, "whenever somebody asks"
+            assert stub.counts.wan_read_bytes == missed_bytes + late * READ
+            assert stub.counts.cache_read_bytes == stub.counts.hits * READ
+        assert stub.counts.served == reads
+        assert len(heard) < reads // 4, "most of them before its window was full"
+        assert heard[-64:].count("late") > 48, "what is learnt from is late if a part of it was"
+        stub.ahead.settle()
+        score = stub.planner.scorecard
+        assert (score.hits, score.late, score.misses) == (stub.counts.hits, late, missed_bytes // READ)
+        assert score.read_bytes == 768 * MIB
+        assert stub.last_job.touched_bytes(b"f", VERSION) == 768 * MIB
+        assert sum(reason.wasted_bytes for reason in score.reasons.values()) == 0
+        seen = stub.ahead.read_ahead.facts()
+        assert seen["wished_kib"] == 1024
+
+    stepping(run)
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_late_reads_of_several_are_heard_for_their_share_of_the_windows_changes(streams: int) -> None:
+    planner = Planner(windows_max_bytes=64 * MIB, stream_max_bytes=64 * MIB)
+    versions = [bytes([number]) * 16 for number in range(streams)]
+    for handle, version in enumerate(versions):
+        planner.opened(0.0, handle, FileFacts(b"f%d" % handle, version, SIZE), handle)
+    heard = 0
+    for number in range(reads := 128 * MIB // READ):
+        for handle, version in enumerate(versions):
+            if planner.is_quiet(version, number * READ, READ, late=True):
+                continue
+            heard += 1
+            planner.read(number / 1000, ReadSeen(handle, handle, version, number * READ, READ, "late"))
+        while fetches := planner.plan(number / 1000, 16 * MIB):
+            for fetch in fetches:
+                planner.arrived(number / 1000, fetch.version, fetch.blocks)
+    assert heard == reads * streams if streams > 1 else heard < reads // 4

@@ -68,3 +68,20 @@ def test_one_of_two_in_a_file_is_not_the_current_one() -> None:
         assert quiets.note(A, offset_bytes, 100) is not None
     assert quiets.of(A) is not None
     assert quiets.current.seen.version != A, "what is his place the other must not come to unseen"
+
+
+def test_late_reads_are_noted_where_they_change_nothing_and_counted_as_late() -> None:
+    quiets, quiet, other = QuietReads(), Quiet(seen(A, 0, 100), 1000), Quiet(seen(B, 0, 100), 1000)
+    quiets.add(quiet)
+    quiets.add(other)
+    assert quiets.note(A, 100, 100, late=True) is None
+    quiet.takes_late = True
+    assert quiets.note(A, 100, 100, late=True) is quiet
+    quiet.came_late(100)
+    assert quiets.note(A, 200, 50) is quiet
+    assert (quiet.reads - quiet.told_reads, quiet.next_bytes - quiet.told_bytes) == (1, 50), "the hit is to be counted"
+    assert quiet.noted(250) == seen(A, 100, 150)._replace(result="late")
+    assert quiets.current is quiet
+    assert quiets.note(A, 250, 50, late=True) is quiet
+    quiet.takes_late = False
+    assert quiets.note(A, 300, 50, late=True) is None
