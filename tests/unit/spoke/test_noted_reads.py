@@ -12,7 +12,7 @@ from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from spoke.ahead import Ahead
 from spoke.last_job import LastJob
 from spoke.metrics import Counts
-from spoke.prefetch.planner import Planner
+from spoke.prefetch.planner import FileFacts, Planner
 from spoke.prefetch.source import ReadSeen
 from spoke.prefetch.succession import OrderRecorder
 from spoke.reads import Handle, ReadResult
@@ -166,3 +166,22 @@ def test_reads_that_the_link_is_late_for_are_noted_too_once_the_window_is_full(t
         assert seen["wished_kib"] == 1024
 
     stepping(run)
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_late_reads_of_several_are_heard_for_their_share_of_the_windows_changes(streams: int) -> None:
+    planner = Planner(windows_max_bytes=64 * MIB, stream_max_bytes=64 * MIB)
+    versions = [bytes([number]) * 16 for number in range(streams)]
+    for handle, version in enumerate(versions):
+        planner.opened(0.0, handle, FileFacts(b"f%d" % handle, version, SIZE), handle)
+    heard = 0
+    for number in range(reads := 128 * MIB // READ):
+        for handle, version in enumerate(versions):
+            if planner.is_quiet(version, number * READ, READ, late=True):
+                continue
+            heard += 1
+            planner.read(number / 1000, ReadSeen(handle, handle, version, number * READ, READ, "late"))
+        while fetches := planner.plan(number / 1000, 16 * MIB):
+            for fetch in fetches:
+                planner.arrived(number / 1000, fetch.version, fetch.blocks)
+    assert heard == reads * streams if streams > 1 else heard < reads // 4
