@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
@@ -53,6 +54,15 @@ def reflowed(text: str | None) -> str | None:
         return None
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(part if part.startswith("\b") else " ".join(part.split()) for part in paragraphs)
+
+
+def open_standard_files() -> None:
+    """Where 0, 1 or 2 is closed, /dev/null takes its place: else a pipe or socket of ours would, and a process we start would close it."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
 
 
 def warn(lines: Iterable[str]) -> None:

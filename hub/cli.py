@@ -17,7 +17,7 @@ from common.completion import add_completion
 from common.config import load
 from common.errors import HeadraceError, UsageError
 from common.log import configure
-from common.terminal import exit_codes, warn
+from common.terminal import exit_codes, open_standard_files, warn
 from common.units import format_rate, format_size
 from hub import orders_cli
 from hub.arguments import DatasetName, StateDir, chosen_dataset, local_time
@@ -267,6 +267,7 @@ def snapshot_drop(name: SnapshotName, state_dir: StateDir, dataset: DatasetName 
 
 def main() -> None:
     """Entry point of the command."""
+    open_standard_files()
     app()
 
 

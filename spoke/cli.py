@@ -12,7 +12,7 @@ import typer
 
 from common import __version__
 from common.completion import add_completion
-from common.terminal import EXIT_FAILED, exit_codes, warn
+from common.terminal import EXIT_FAILED, exit_codes, open_standard_files, warn
 from spoke import cache_cli, estimate_cli, explain_cli, look_cli, plan_cli, purge_cli, verify_cli, warm_cli
 from spoke.asking import Mountpoint, untouched_path
 from spoke.asking import ask as _ask
@@ -393,6 +393,7 @@ def accept(
 
 def main() -> None:
     """Entry point of the command."""
+    open_standard_files()
     app()
 
 

@@ -226,6 +226,24 @@ def test_a_mount_that_is_shown_or_was_moved_elsewhere(pair: Pair) -> None:
     assert spoke.popen.wait(10) == 0
 
 
+def test_a_mount_started_with_closed_standard_files(pair: Pair) -> None:
+    (pair.data / "a").write_bytes(b"hello")
+    hub = pair.hub()
+    mountpoint = pair.work_dir / "mnt"
+    mountpoint.mkdir()
+    closing = "import os, sys; os.closerange(0, 3); os.execv(sys.executable, [sys.executable, '-m', 'spoke.cli', *sys.argv[1:]])"
+    try:
+        started = subprocess.run(
+            [sys.executable, "-c", closing, "mount", str(mountpoint), "--hub", hub.address, "--dataset", "data",
+             "--cache-dir", str(pair.work_dir / "cache"), "--metrics", "127.0.0.1:0", "--background"],
+            timeout=30, check=False,
+        )  # fmt: skip
+        assert started.returncode == 0
+        assert (mountpoint / "a").read_bytes() == b"hello"
+    finally:
+        run("spoke.cli", "umount", str(mountpoint), "--force")
+
+
 def test_umount_force_ends_a_mount_in_use_and_a_spoke_that_does_not_answer(pair: Pair) -> None:
     (pair.data / "a").write_bytes(b"hello")
     spoke = pair.spoke(pair.hub().address)
