@@ -56,6 +56,13 @@ def reflowed(text: str | None) -> str | None:
     return "\n\n".join(part if part.startswith("\b") else " ".join(part.split()) for part in paragraphs)
 
 
+def printable(name: str) -> str:
+    """A name may hold anything, also what moves the cursor or ends the line: what cannot be printed is escaped."""
+    if name.isprintable():
+        return name
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name)
+
+
 def open_standard_files() -> None:
     """Where 0, 1 or 2 is closed, /dev/null takes its place: else a pipe or socket of ours would, and a process we start would close it."""
     for fd in range(3):

@@ -13,7 +13,7 @@ import typer
 
 from common import limits
 from common.errors import HeadraceError, UsageError
-from common.terminal import exit_codes
+from common.terminal import exit_codes, printable
 from common.units import format_size
 from spoke import purge_cli, verify_cli, warm_cli
 from spoke.asking import Mountpoint, ask
@@ -63,7 +63,8 @@ def list_files(
     for row in facts["rows"]:
         share = 100 * row["cached_bytes"] / row["size_bytes"] if row["size_bytes"] else 100.0
         typer.echo(
-            f"{row['state']:9} {share:5.1f} %  {format_size(row['size_bytes']):>10}  {'P' if row['pinned'] else ' '} {row['path']}"
+            f"{row['state']:9} {share:5.1f} %  {format_size(row['size_bytes']):>10}  {'P' if row['pinned'] else ' '} "
+            f"{printable(row['path'])}"
         )
     more = facts["files"] - len(facts["rows"])
     typer.echo(
@@ -103,9 +104,9 @@ def evict(mountpoint: Mountpoint, paths: Annotated[list[str], typer.Argument(hel
     facts = ask(mountpoint, "cache-evict", {"paths": _hex(mountpoint, paths)}, timeout_s=_TIMEOUT_S)
     typer.echo(f"{facts['files']} files taken out, {format_size(facts['freed_bytes'])} freed")
     if facts["kept_files"]:
-        more = ", …" if facts["kept_files"] > len(facts["kept"]) else ""
+        kept = ", ".join(map(printable, facts["kept"])) + (", …" if facts["kept_files"] > len(facts["kept"]) else "")
         raise HeadraceError(
-            f"{facts['kept_files']} files stay, pinned or open and read by the kernel itself: {', '.join(facts['kept'])}{more}; "
+            f"{facts['kept_files']} files stay, pinned or open and read by the kernel itself: {kept}; "
             f"unpin them (headrace-spoke unpin {mountpoint} PATH) or close them first"
         )
 
@@ -122,7 +123,7 @@ def render_sizes(facts: Mapping[str, Any]) -> str:
     rows = [*facts["rows"], {**total, "path": "in all"}]
     lines = [
         f"{format_size(row['disk_bytes']):>10} on disk, {format_size(row['cached_bytes']):>10} of {format_size(row['size_bytes']):>10}"
-        f"  {row['cached_files']}/{row['files']} files  {row['path']}"
+        f"  {row['cached_files']}/{row['files']} files  {printable(row['path'])}"
         for row in rows
     ]
     outdated = (

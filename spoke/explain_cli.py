@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import UsageError
-from common.terminal import exit_codes
+from common.terminal import exit_codes, printable
 from common.units import format_size
 from spoke.asking import ask
 from spoke.fuse.mountpoint import locate, mount_above
@@ -73,7 +73,7 @@ def render(facts: Mapping[str, Any]) -> str:
         lines = [*facts["said"]] or ["no reader lost 10 ms or more to the hub in the last ten minutes"]
         for slow in facts["slow_reads"]:
             lines.append(
-                f"  {slow['ended_ago_s']:6.1f} s ago  {slow['waited_s'] * 1000:8.1f} ms  {slow['path']}:{slow['offset_bytes']}  "
+                f"  {slow['ended_ago_s']:6.1f} s ago  {slow['waited_s'] * 1000:8.1f} ms  {printable(slow['path'])}:{slow['offset_bytes']}  "
                 f"{', '.join(slow['causes'])}"
             )
         return "\n".join(lines)
@@ -81,7 +81,7 @@ def render(facts: Mapping[str, Any]) -> str:
 
     place = f":{facts['offset_bytes']}" if facts["offset_bytes"] is not None else ""
     lines = [
-        f"{facts['path']}{place}: {verdict(facts)}",
+        f"{printable(facts['path'])}{place}: {verdict(facts)}",
         f"  file       {format_size(facts['cached_bytes'])} of {format_size(facts['size_bytes'])} cached, {facts['state']}",
     ]
     for number, order in enumerate(facts["orders"]):

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from common.terminal import printable
 from common.units import format_rate, format_size
 from spoke.insight.stalls import in_time
 
@@ -106,7 +107,7 @@ def _training(jobs: list[Mapping[str, Any]]) -> Table:
         reads = recent["reads"]
         total = reads["hit"] + reads["late"] + reads["miss"]
         table.add_row(
-            job["who"] if job["who"] == job["name"] else f"{job['who']} ({job['name']})",
+            _name(job["who"] if job["who"] == job["name"] else f"{job['who']} ({job['name']})"),
             f"{job['steps']:,}",
             _seconds(recent["step_s_median"]),
             _share(recent["data_wait_share"]),
@@ -123,8 +124,8 @@ def _processes(rows: list[Mapping[str, Any]]) -> Table:
     for row in rows[:_ROWS]:
         table.add_row(
             in_time(row["lost_s"]), in_time(row["stall_s"]), f"{row['waits']:,}", str(row["waiting"] or ""),
-            str(row["pid"] or "?"), "" if row["rank"] is None else str(row["rank"]), row["name"],
-            f"pod {row['pod']}" if row["pod"] else row["group"],
+            str(row["pid"] or "?"), "" if row["rank"] is None else str(row["rank"]), _name(row["name"]),
+            _name(f"pod {row['pod']}" if row["pod"] else row["group"]),
         )  # fmt: skip
     return table
 
@@ -132,8 +133,13 @@ def _processes(rows: list[Mapping[str, Any]]) -> Table:
 def _named(key: str, title: str, rows: list[Mapping[str, Any]]) -> Table:
     table = _table("lost", "stall", "waits", title)
     for row in rows[:_ROWS]:
-        table.add_row(in_time(row["lost_s"]), in_time(row["stall_s"]), f"{row['waits']:,}", row[key])
+        table.add_row(in_time(row["lost_s"]), in_time(row["stall_s"]), f"{row['waits']:,}", _name(row[key]))
     return table
+
+
+def _name(name: str) -> Text:
+    """Somebody else's: no markup."""
+    return Text(printable(name))
 
 
 def _seconds(value: float | None) -> str:

@@ -13,7 +13,7 @@ import typer
 
 from common import limits
 from common.errors import HeadraceError, UsageError
-from common.terminal import EXIT_FAILED, exit_codes
+from common.terminal import EXIT_FAILED, exit_codes, printable
 from common.units import format_size, parse_rate
 from spoke import control
 from spoke.asking import explained, mountpoint_argument
@@ -109,7 +109,7 @@ def render(facts: Facts, *, repair: bool, offline: bool) -> str:
     for bad in facts["bad_files"]:
         runs = bad["blocks"]
         shown = ", ".join(str(first) if count == 1 else f"{first}-{first + count - 1}" for first, count in runs[:8])
-        name = bad["path"] if bad["path"] is not None else f"version {bad['version']}, which no name has now"
+        name = printable(bad["path"]) if bad["path"] is not None else f"version {bad['version']}, which no name has now"
         lines.append(
             f"  {name}: blocks {shown}{', …' if len(runs) > _RANGES_SHOWN else ''}"
             + (f" ({bad['reason']})" if bad.get("reason") else "")

@@ -17,7 +17,7 @@ import typer
 
 from common import limits, runtime
 from common.errors import UsageError
-from common.terminal import exit_codes
+from common.terminal import exit_codes, printable
 from common.units import format_size, parse_rate, parse_size
 from spoke import control
 from spoke.asking import Mountpoint, ask, explained
@@ -122,7 +122,7 @@ def render(facts: Mapping[str, Any]) -> str:
     more = facts["path_count"] - len(facts["paths"])
     lines = [
         f"pinned: {facts['files']} files, {format_size(facts['bytes'])} of at most {format_size(facts['most_bytes'])}",
-        *(f"  {path}" for path in facts["paths"]),
+        *(f"  {printable(path)}" for path in facts["paths"]),
         *([f"  and {more} more"] if more else []),
     ]
     if facts["absent_paths"]:
