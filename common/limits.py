@@ -203,7 +203,8 @@ CACHE_DRAIN_TIMEOUT_S = 3.0
 """At stop, the time landed flights have to reach the cache. What has not is fetched again after the restart."""
 
 WRITE_BACKLOG_MAX_BYTES = 256 * 1024 * 1024
-"""Landed flights that wait for the cache disk (prefetch and ``warm`` stop at half of it). What lands beyond is served and not cached."""
+"""Landed flights that wait for the cache disk; what lands beyond is served and not cached. Prefetch stops where these and what it has asked
+for are PREFETCH_MAX_OUTSTANDING_BYTES, ``warm`` where these are WARM_OUTSTANDING_BYTES."""
 
 BYPASS_MEMORY_BYTES = 64 * 1024 * 1024
 """Landed flights kept in memory when the cache disk would not take them, or not in time. The oldest are dropped."""
