@@ -179,7 +179,7 @@ def test_a_mountpoint_and_a_reader_whose_names_are_no_text(pair: Pair) -> None:
             reader.stdout.readline()
             held = command("umount", str(mountpoint))
             assert held.returncode == 1
-            assert f"is in use by {reader.pid} (\ufffdt\ufffd)" in held.stderr
+            assert f"is in use by {reader.pid} (\\xe9t\\xe9)" in held.stderr
             reader.communicate(b"\n")
     finally:
         ended = command("umount", "--force", str(mountpoint))
