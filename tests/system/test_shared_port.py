@@ -17,14 +17,9 @@ import pytest
 from pair import Pair, Spoke, ask, eventually, run
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.ports import free_ports
+
 pytestmark = pytest.mark.mount
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def scraped(address: str) -> dict[tuple[str, str | None], float]:
@@ -55,7 +50,7 @@ def two_at_one_port(pair: Pair, address: str) -> tuple[Spoke, Spoke]:
 
 def test_the_first_serves_all_and_another_takes_over(pair: Pair) -> None:
     (pair.data / "f").write_bytes(os.urandom(1 << 20))
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     hub = pair.hub()
     first = pair.spoke(hub.address, "a", "cache-a", extra=("--metrics", address))
     assert {mount for _, mount in scraped(address)} == {None}, "alone nothing needs to be told apart"
@@ -84,7 +79,7 @@ def test_the_first_serves_all_and_another_takes_over(pair: Pair) -> None:
 
 
 def test_a_mount_that_hangs_or_died_is_a_figure_and_holds_up_no_scrape(pair: Pair) -> None:
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     first, second = two_at_one_port(pair, address)
     a, b = str(first.mountpoint), str(second.mountpoint)
     worker = second.worker_pid()

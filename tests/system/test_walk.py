@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from pair import eventually, is_running
+
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/quickstart.md"
@@ -42,16 +43,6 @@ HURRY = (
 def steps() -> list[str]:
     """The page's commands, but for those that install: tests/system/test_packages.py does that."""
     return re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for probe in sockets:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in sockets]
-    for probe in sockets:
-        probe.close()
-    return ports
 
 
 @pytest.fixture
