@@ -49,6 +49,15 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
     return kept
 
 
+def started(port: int, bulk_links: int, follower: Follower | None = None) -> HubClient:
+    client = HubClient(
+        "127.0.0.1", port, make_hello("data", "spoke", bytes(16)), bulk_links=bulk_links, follower=follower or Follower(),
+        clock=asyncio.get_running_loop().time, dice=random.Random(3),
+    )  # fmt: skip
+    client.start()
+    return client
+
+
 async def until(condition: Any) -> None:
     async with asyncio.timeout(10):
         while not condition():
@@ -61,11 +70,7 @@ async def test_waits_grow_to_the_cap_differ_between_links_and_begin_anew_after_a
     monkeypatch.setattr(limits, "REDIAL_SETTLED_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    client = HubClient(
-        "127.0.0.1", port, make_hello("data", "spoke", bytes(16)), bulk_links=3, follower=Follower(),
-        clock=asyncio.get_running_loop().time, dice=random.Random(3),
-    )  # fmt: skip
-    client.start()
+    client = started(port, 3)
     try:
         await until(lambda: len(waits) == 4 and all(len(said) >= 8 for said in waits))
         for said in waits:
@@ -90,11 +95,7 @@ async def test_a_hub_that_drops_each_link_it_welcomed_is_not_dialled_hot(waits: 
             asyncio.get_running_loop().call_soon(link.close, HubUnreachable("its catalog cannot be opened"))
 
     async with Server({"data": MemorySource(dataset="data")}, listen=("127.0.0.1", 0)) as server:
-        client = HubClient(
-            "127.0.0.1", server.port, make_hello("data", "spoke", bytes(16)), bulk_links=0, follower=Dropping(),
-            clock=asyncio.get_running_loop().time, dice=random.Random(3),
-        )  # fmt: skip
-        client.start()
+        client = started(server.port, 0, Dropping())
         try:
             await until(lambda: waits and len(waits[0]) >= 8)
             assert waits[0][7] >= limits.REDIAL_CAP_S / 2
@@ -112,11 +113,7 @@ async def test_who_is_refused_does_not_dial_hot(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(keeper_module, "delay_s", delay_s)
     access = Access({"somebody-else": Grant()})
     async with Server({"data": MemorySource(dataset="data")}, listen=("127.0.0.1", 0), access=access) as server:
-        client = HubClient(
-            "127.0.0.1", server.port, make_hello("data", "spoke", bytes(16)), bulk_links=1, follower=Follower(),
-            clock=asyncio.get_running_loop().time, dice=random.Random(3),
-        )  # fmt: skip
-        client.start()
+        client = started(server.port, 1)
         try:
             with pytest.raises(NotAllowed, match="'spoke' may read nothing here"):
                 await client.links.first_contact(5)
