@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, cast
@@ -87,14 +88,18 @@ def declare(
         said = plan.declare(ranges, follow=follow)
     if not said and plan.refusal is None:
         raise UsageError(f"{file}: no line of it names a read")
-    typer.echo(f"{said} reads declared as {plan.name}")
-    for note in plan.notes[:-1] if plan.left_out_steps else plan.notes:
+    kept = said - plan.left_out_reads
+    if kept:
+        typer.echo(f"{_reads(kept)} declared as {plan.name}")
+    for note in plan.notes:
         typer.echo(note, err=True)
-    if plan.left_out_steps:
-        raise HeadraceError(f"{plan.left_out_steps} steps were left out: {plan.notes[-1]}")
+    if plan.left_out_reads:
+        typer.echo(f"{plan.left_out_reads} of {_reads(said)} left out", err=True)
     if plan.refusal is not None:
         rest = "; --follow says the rest as they are read" if plan.refused_for_room else ""
-        raise HeadraceError(f"declared {said} reads, and no more: {plan.refusal}{rest}")
+        raise HeadraceError(f"declared {_reads(kept)}, and no more: {plan.refusal}{rest}")
+    if not kept:
+        raise HeadraceError(f"{file}: no read of it was declared")
 
 
 @app.command("list")
@@ -143,11 +148,12 @@ class _SocketPlan(hints.Telling):
     def __init__(self, mountpoint: Path, name: str) -> None:
         super().__init__(name)
         self.notes: list[str] = []
-        self.left_out_steps = 0
+        self.left_out_reads = 0
         self.refusal: str | None = None
         self._refused_errno = 0
         self._mountpoint = mountpoint
         self._root = locate(mountpoint)
+        self._first_steps: list[int] = []  # of each read in the message that is about to be sent
 
     @property
     def name(self) -> str:
@@ -184,19 +190,35 @@ class _SocketPlan(hints.Telling):
 
         return os.fsencode(below(self._root, path))
 
+    def _columns(self, chunk: Sequence[hints.Place]) -> tuple[list[bytes], list[int], list[int], list[int]]:
+        counts = (_step_count(start_bytes, length_bytes) for _, start_bytes, length_bytes in chunk)
+        self._first_steps = list(itertools.accumulate(counts, initial=0))[:-1]
+        return super()._columns(chunk)
+
     def _send(self, message: bytes, steps: int) -> bool:
         answer = ask(self._mountpoint, "plan", {"message": message.hex()})
         self._left_out = answer["errno"] if answer["errno"] in _LEFT_OUT_ERRNOS else 0
-        if self._left_out:
-            if self._goes_on:
-                return True  # a range longer than its file is cut
-            self.left_out_steps += steps
-        elif answer["errno"]:
+        if not self._goes_on:  # what follows in a range longer than its file is cut, and no read of its own
+            left_out = set(range(steps) if self._left_out else answer.get("left_out_steps", ()))
+            self.left_out_reads += len(left_out.intersection(self._first_steps))
+        elif self._left_out:
+            return True
+        if answer["errno"] and not self._left_out:
             self.refusal, self._refused_errno = answer["text"], answer["errno"]
             return False
         if answer["text"] and answer["text"] not in self.notes[-1:]:
             self.notes.append(answer["text"])
         return True
+
+
+def _step_count(start_bytes: int, length_bytes: int) -> int:
+    """Into how many steps a message cuts a read."""
+    step_bytes = hints.STEP_MAX_BYTES
+    return -(-(start_bytes % step_bytes + length_bytes) // step_bytes) if length_bytes > step_bytes else 1
+
+
+def _reads(count: int) -> str:
+    return f"{count} reads" if count != 1 else "1 read"
 
 
 @contextmanager

@@ -84,13 +84,17 @@ class PlanMessage:
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
-    """What the sender is told: steps said so far, those kept and not read yet, those there is room for, and a text."""
+    """What the sender is told: steps said so far, those kept and not read yet, those there is room for, and a text.
+
+    ``left_out_steps``: places in the message; told on the control socket alone.
+    """
 
     said_steps: int = 0
     waiting_steps: int = 0
     room_steps: int = 0
     new: bool = False
     text: str = ""
+    left_out_steps: Sequence[int] = ()
 
 
 def is_plan_command(command: int) -> bool:

@@ -10,7 +10,7 @@ import errno as errno_codes
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from common import limits
@@ -205,7 +205,7 @@ class Plans:
         if plan is not None:
             self._catch_up([plan], follower)
         known_steps = max(0, plan.said_steps - message.from_step) if plan is not None else 0
-        ranges, left_out = self._look_up(message, known_steps)
+        ranges, left_out, left_out_steps = self._look_up(message, known_steps)
         new_files = {found.file.version for found in ranges}
         if plan is not None and len(plan.order.files) + len(new_files) > limits.PLAN_MAX_FILES:
             self._end(plan, "too-many-files")
@@ -244,25 +244,23 @@ class Plans:
         if left_out:
             self._tell("left-out", "steps of a plan were left out", plan=plan.name, **left_out)
         text = "" if not left_out else "left out: " + ", ".join(f"{count} {why}" for why, count in left_out.items())
-        if not ranges and answered_new:
-            return self.room(text)
-        return self._answer(plan, new=answered_new, text=text)
+        answer = self.room(text) if not ranges and answered_new else self._answer(plan, new=answered_new, text=text)
+        return replace(answer, left_out_steps=tuple(left_out_steps))
 
-    def _look_up(self, message: PlanMessage, known_steps: int) -> tuple[list[_Range], Counter[str]]:
-        """The steps from ``known_steps`` on, in files as they are now, cut to their ends and to pieces; and what was left out."""
+    def _look_up(self, message: PlanMessage, known_steps: int) -> tuple[list[_Range], Counter[str], list[int]]:
+        """The steps from ``known_steps`` on, in files as they are now, cut to their ends and to pieces; what was left out, and where."""
         files = [self._file(path) for path in message.paths]
         ranges: list[_Range] = []
         left_out: Counter[str] = Counter()
+        left_out_steps: list[int] = []
         piece_bytes = limits.PLAN_STEP_MAX_BYTES
         columns = message.files[known_steps:], message.offsets_bytes[known_steps:], message.lengths_bytes[known_steps:]
-        for number, offset_bytes, length_bytes in zip(*columns, strict=True):
+        for step, (number, offset_bytes, length_bytes) in enumerate(zip(*columns, strict=True), known_steps):
             file = files[number]
-            if file is None:
-                left_out[_UNKNOWN] += 1
-                continue
-            end_bytes = min(offset_bytes + length_bytes, file.size_bytes)
-            if offset_bytes >= end_bytes:
-                left_out[_EMPTY if not length_bytes else _PAST_END] += 1
+            end_bytes = min(offset_bytes + length_bytes, file.size_bytes) if file is not None else 0
+            if file is None or offset_bytes >= end_bytes:
+                left_out[_UNKNOWN if file is None else _PAST_END if length_bytes else _EMPTY] += 1
+                left_out_steps.append(step)
                 continue
             if len(ranges) + (end_bytes - offset_bytes) // piece_bytes >= limits.PLAN_MESSAGE_MAX_STEPS:
                 raise PlanMessageTooLarge(
@@ -277,7 +275,7 @@ class Plans:
         if left_out and not ranges:
             self.left_out_total.update(left_out)
             self._refuse_empty(message, files, left_out)
-        return ranges, left_out
+        return ranges, left_out, left_out_steps
 
     def _refuse_empty(
         self, message: PlanMessage, files: Sequence[FileFacts | None], left_out: Mapping[str, int]
@@ -290,8 +288,8 @@ class Plans:
         if left_out.get(_UNKNOWN):
             path = next(path for path, file in zip(message.paths, files, strict=True) if file is None)
             raise PlanUnknown(
-                f"{os.fsdecode(path[:256])!r} is no file of the dataset (paths are relative to the mount's root); "
-                f"{len(message.paths)} paths like it"
+                f"{os.fsdecode(path[:256])!r} is no file of the dataset (paths are relative to the mount's root)"
+                + (f"; {len(message.paths)} paths like it" if len(message.paths) > 1 else "")
             )
 
     def _file(self, path: bytes) -> FileFacts | None:

@@ -298,6 +298,25 @@ def test_plans_by_command(pair: Pair) -> None:
     assert ask("plan", mountpoint, "list").stdout.splitlines()[0] == "no plans"
 
 
+def test_what_is_left_out_is_not_counted_as_declared(pair: Pair) -> None:
+    write(pair.data / "f.bin", 3 * MIB)
+    spoke = pair.spoke(pair.hub().address)
+    plan = pair.work_dir / "reads.txt"
+    unknown = "'gone.bin' is no file of the dataset (paths are relative to the mount's root)"
+    for text, code, said, why in (
+        ("gone.bin 0 9\n", 1, "", f"{unknown}\n1 of 1 read left out\n{plan}: no read of it was declared\n"),
+        ("f.bin 0 9\ngone.bin 0 9\n", 0, "1 read declared as reads.txt\n", "left out: 1 unknown-file\n1 of 2 reads left out\n"),
+        ("f.bin 0 9999999\n", 0, "1 read declared as reads.txt\n", "left out: 7 past-end\n"),
+        ("f.bin 4000000 3000000\nf.bin 3000000 3000000\n", 0, "1 read declared as reads.txt\n",
+         "left out: 7 past-end\n1 of 2 reads left out\n"),
+        ("f.bin 0 9\n" * 4096 + "gone.bin 0 9\n" * 2, 0, "4096 reads declared as reads.txt\n",
+         f"{unknown}\n2 of 4098 reads left out\n"),
+    ):  # fmt: skip
+        plan.write_text(text)
+        done = ask("plan", str(spoke.mountpoint), "declare", str(plan))
+        assert (done.returncode, done.stdout, done.stderr.replace("error: ", "")) == (code, said, why), text[:80]
+
+
 @pytest.mark.slow
 def test_plan_files_that_cannot_be(pair: Pair) -> None:
     write(pair.data / "f.bin", 3 * MIB)

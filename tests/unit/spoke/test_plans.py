@@ -151,6 +151,7 @@ def test_steps_that_cannot_be_are_left_out_and_said(plans: Plans, follower: Fake
     )  # fmt: skip
     assert follower.steps("p") == [(b"d/f", 0, 1)]
     assert answer.text == "left out: 5 unknown-file, 1 past-end, 1 empty"
+    assert answer.left_out_steps == (1, 2, 3, 4, 5, 6, 7)
     assert plans.facts()["active"][0]["left_out"] == {"unknown-file": 5, "past-end": 1, "empty": 1}
     assert plans.facts()["left_out_steps"] == {"unknown-file": 5, "past-end": 1, "empty": 1}
 
