@@ -1014,7 +1014,10 @@ NAME_SEARCH_SLICE = 20_000
 """Names looked at between two turns of the event loop (some 5 ms) when somebody asks which path has a version."""
 
 CACHE_LIST_MAX = 1000
-"""Rows that ``cache ls`` shows unless told otherwise; at most 100,000."""
+"""Rows that ``cache ls`` shows unless told otherwise."""
+
+CACHE_LIST_MOST = 100_000
+"""Rows that ``cache ls`` shows at most."""
 
 BUG_REPORT_LOG_BYTES = 2 * 1024 * 1024
 """The end of each log that a bug report takes."""

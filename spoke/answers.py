@@ -16,6 +16,7 @@ from common.blocks import EXTENT_BYTES
 from common.errors import HeadraceError
 from spoke import purge
 from spoke.ahead import Ahead
+from spoke.asked_fields import checked
 from spoke.cache.store import Store
 from spoke.cache_files import CacheFiles
 from spoke.control import Command
@@ -89,7 +90,7 @@ class Answers:
 
     def commands(self) -> Mapping[str, Command]:
         """What the commands may ask, by name."""
-        return {
+        answers: Mapping[str, Command] = {
             "status": self._answer_status,
             "stop": self._answer_stop,
             "explain": self._answer_explain,
@@ -110,6 +111,7 @@ class Answers:
             "order-drop": self._answer_order_drop,
             "learned-reset": self._answer_learned_reset,
         }
+        return {name: _with_sound_fields(name, answer) for name, answer in answers.items()}
 
     async def _answer_status(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield self._spoke.status()
@@ -123,7 +125,7 @@ class Answers:
         if path is None:
             yield self._spoke.insight.recent()
             return
-        facts = await self._spoke.insight.explain(str(path))
+        facts = await self._spoke.insight.explain(path)
         version, offset_bytes = bytes.fromhex(facts["version"]), facts["offset_bytes"]
         extent = offset_bytes // EXTENT_BYTES if offset_bytes is not None else None
         yield {
@@ -135,13 +137,13 @@ class Answers:
     async def _answer_cache_list(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield await self._spoke.cache_files.list(
             [bytes.fromhex(path) for path in request.get("paths", [""])],
-            sort=str(request.get("sort", "path")),
-            most=int(request.get("most", limits.CACHE_LIST_MAX)),
-            everything=bool(request.get("everything")),
+            sort=request.get("sort", "path"),
+            most=request.get("most", limits.CACHE_LIST_MAX),
+            everything=request.get("everything", False),
         )
 
     async def _answer_cache_sizes(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield await self._spoke.cache_files.sizes(bytes.fromhex(str(request.get("path", ""))))
+        yield await self._spoke.cache_files.sizes(bytes.fromhex(request.get("path", "")))
 
     async def _answer_cache_evict(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield await self._spoke.cache_files.evict([bytes.fromhex(path) for path in request.get("paths", [])])
@@ -160,7 +162,7 @@ class Answers:
         yield await self._spoke.pins.unpin(None if paths is None else [bytes.fromhex(path) for path in paths])
 
     async def _answer_plan(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield self._spoke.plans.request(request.get("message"))
+        yield self._spoke.plans.request(bytes.fromhex(request["message"]))
 
     async def _answer_plans(self, _request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield self._spoke.plans.facts()
@@ -169,14 +171,14 @@ class Answers:
         yield {"directory": str(self._spoke.order_shelf.directory), "orders": list(self._spoke.order_shelf.facts())}
 
     async def _answer_order_load(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield await self._spoke.order_shelf.load(Path(str(request.get("path"))))
+        yield await self._spoke.order_shelf.load(Path(request["path"]))
 
     async def _answer_order_drop(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        yield {"dropped": await self._spoke.order_shelf.drop(str(request.get("name")))}
+        yield {"dropped": await self._spoke.order_shelf.drop(request["name"])}
 
     async def _answer_purge(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         paths = [bytes.fromhex(path) for path in request.get("paths", [])]
-        versions = purge.chosen(self._spoke.tree, self._spoke.store, paths, bool(request.get("all")))
+        versions = purge.chosen(self._spoke.tree, self._spoke.store, paths, request.get("all", False))
         if request.get("dry_run"):
             yield {"files": len(versions), "bytes": sum(map(self._spoke.store.charged_bytes, versions))}
             return
@@ -235,3 +237,12 @@ class Answers:
     def _check_still(self, suspicion: Suspicion) -> None:
         if self._spoke.suspicious is not suspicion:
             raise HeadraceError("the hub has said something else meanwhile; look again")
+
+
+def _with_sound_fields(name: str, answer: Command) -> Command:
+    async def answered(request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        async with contextlib.aclosing(answer(checked(name, request))) as answers:
+            async for facts in answers:
+                yield facts
+
+    return answered

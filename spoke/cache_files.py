@@ -17,8 +17,6 @@ from spoke.insight.stalls import text_of
 from spoke.namespace.tree import Node, Tree
 from spoke.recent import Recent
 
-_SORTS = ("path", "cached", "size")
-_LIST_MOST = 100_000
 _NAMED_MOST = 20
 _SUMMED = ("files", "cached_files", "size_bytes", "cached_bytes", "disk_bytes")
 
@@ -33,8 +31,6 @@ class CacheFiles:
 
     async def list(self, paths: Sequence[bytes], *, sort: str, most: int, everything: bool) -> Mapping[str, Any]:
         """Files at and below these paths of which something is cached (``everything``: all). Raises UsageError."""
-        if sort not in _SORTS or not 1 <= most <= _LIST_MOST:
-            raise UsageError(f"sort by one of {', '.join(_SORTS)}, and show 1 to {_LIST_MOST} rows")
         rows: list[dict[str, Any]] = []
         files = cached_bytes = 0
         async for node in self._files(paths):
@@ -53,8 +49,8 @@ class CacheFiles:
             files += 1
             cached_bytes += held.cached_bytes if held is not None else 0
             rows.append(row)
-            if len(rows) > 2 * _LIST_MOST:
-                rows = _best(rows, sort, _LIST_MOST)
+            if len(rows) > 2 * limits.CACHE_LIST_MOST:
+                rows = _best(rows, sort, limits.CACHE_LIST_MOST)
         return {"files": files, "cached_bytes": cached_bytes, "rows": _best(rows, sort, most)}
 
     async def sizes(self, path: bytes) -> Mapping[str, Any]:

@@ -21,10 +21,12 @@ from common import limits
 from common.errors import HeadraceError, UsageError
 from common.log import get_logger
 from common.terminal import EXIT_FAILED, EXIT_USAGE
+from spoke.asked_fields import shown
 
 log = get_logger(__name__)
 
 _QUEUE_LOOK_S = 0.02
+_WHOLE_MAX_DIGITS = 40
 
 Command = Callable[[Mapping[str, Any]], AsyncGenerator[Mapping[str, Any], None]]
 """Takes the request, yields progress objects; the last object it yields is the result."""
@@ -108,7 +110,7 @@ class ControlServer:
             await _refuse(writer, f"a request of more than {most} bytes; at most {most}: say it in several")
             return
         try:
-            request = json.loads(line or b"{}")
+            request = json.loads(line or b"{}", parse_int=_whole)
         except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested beyond reason
             request = None
         if not isinstance(request, dict):
@@ -117,7 +119,9 @@ class ControlServer:
         name = request.get("command")
         command = self._commands.get(name) if isinstance(name, str) else None
         if command is None:
-            await _refuse(writer, f"unknown command {name!r}; this spoke knows {', '.join(sorted(self._commands))}")
+            await _refuse(
+                writer, f"unknown command {shown(name)}; this spoke knows {', '.join(sorted(self._commands))}"
+            )
             return
         held: Mapping[str, Any] | None = None
         try:
@@ -136,6 +140,11 @@ class ControlServer:
             await _send(writer, {"error": f"internal error: {error!r}", "code": "internal", "exit": EXIT_FAILED})
         else:
             await _send(writer, {"result": held})
+
+
+def _whole(digits: str) -> float:
+    """No whole number any more where it has more digits than any field: Python refuses thousands of them."""
+    return int(digits) if len(digits) <= _WHOLE_MAX_DIGITS else float(digits)
 
 
 async def _refuse(writer: asyncio.StreamWriter, text: str) -> None:

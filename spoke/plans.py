@@ -150,13 +150,9 @@ class Plans:
             result, answer = -error.errno, self.room(str(error))
         return result, encode_answer(answer, out_size_bytes)
 
-    def request(self, message_hex: object) -> Mapping[str, Any]:
-        """Answer a request on the control socket, which carries a message as hexadecimal digits."""
+    def request(self, data: bytes) -> Mapping[str, Any]:
+        """Answer a message that came by the control socket."""
         result, answer = 0, PlanAnswer()
-        try:
-            data = bytes.fromhex(message_hex) if isinstance(message_hex, str) else b""
-        except ValueError:
-            data = b""
         try:
             answer = self.message(data)
         except HeadraceError as error:

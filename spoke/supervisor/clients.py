@@ -22,7 +22,7 @@ class Clients:
         self,
         path: str,
         selector: selectors.BaseSelector,
-        on_request: Callable[[socket.socket, object], None],
+        on_request: Callable[[socket.socket, str], None],
     ) -> None:
         self._path = path
         self._selector = selector
@@ -80,19 +80,30 @@ class Clients:
             data = b""
         line = self._lines[client]
         line += data
-        if not data or len(line) > _LINE_MAX_BYTES:
+        if len(line) > _LINE_MAX_BYTES:
+            self.answer(client, _refusal(f"a request of more than {_LINE_MAX_BYTES} bytes"))
+            return
+        if not data:
             self._close(client)
             return
         if not line.endswith(b"\n"):
             return
         try:
             request = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested beyond reason
             request = None
         line.clear()
-        self._on_request(client, request.get("command") if isinstance(request, dict) else None)
+        command = request.get("command") if isinstance(request, dict) else None
+        if not isinstance(command, str):
+            self.answer(client, _refusal('a request that is no JSON object with a command; write {"command": NAME}'))
+            return
+        self._on_request(client, command)
 
     def _close(self, client: socket.socket) -> None:
         if self._lines.pop(client, None) is not None:
             self._selector.unregister(client)
             client.close()
+
+
+def _refusal(text: str) -> dict[str, Any]:
+    return {"error": text, "code": "usage", "exit": 2}

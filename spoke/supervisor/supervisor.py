@@ -506,7 +506,7 @@ class Supervisor:
 
     # --- what is asked of it -----------------------------------------------------------------------------
 
-    def _on_request(self, client: socket.socket, command: object) -> None:
+    def _on_request(self, client: socket.socket, command: str) -> None:
         match command:
             case "upgrade":
                 self._begin_upgrade(client)

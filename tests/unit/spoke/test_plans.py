@@ -294,10 +294,9 @@ def test_the_ioctl_gives_the_reason_beside_the_errno(plans: Plans) -> None:
 
 
 def test_the_socket_takes_the_same(plans: Plans) -> None:
-    assert plans.request(say(*records(2)).hex())["said_steps"] == 2
-    assert plans.request(say((b"no", 0, 1), from_step=2).hex())["errno"] == errno.ENOENT
-    for rubbish in (None, 7, "zz", ["00"], {"a": 1}):
-        assert plans.request(rubbish)["errno"] == errno.EINVAL
+    assert plans.request(say(*records(2)))["said_steps"] == 2
+    assert plans.request(say((b"no", 0, 1), from_step=2))["errno"] == errno.ENOENT
+    assert plans.request(b"")["errno"] == errno.EINVAL
 
 
 def test_a_mount_that_fetches_nothing_ahead_says_so(tree: Tree, clock: Clock) -> None:
