@@ -401,6 +401,7 @@ class Spoke:
             },
             ledger=device.ledger,
             request_id=lambda: device.request_id,
+            waited_s=lambda: device.waited_s,
         )
         self.store.on_whole = operations.became_whole
         self.retention.on_erased = operations.forget_bytes

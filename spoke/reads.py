@@ -203,16 +203,19 @@ class Reads:
         return data
 
     async def read(
-        self, handle: Handle, offset_bytes: int, length_bytes: int, task_id: int
+        self, handle: Handle, offset_bytes: int, length_bytes: int, task_id: int, waited_s: float = 0.0
     ) -> bytes | bytearray | memoryview:
-        """All the bytes up to the version's size. Raises StaleVersion, DeadlineExceeded or what the hub answered."""
+        """All the bytes up to the version's size. Raises StaleVersion, DeadlineExceeded or what the hub answered.
+
+        ``waited_s``: of its read timeout, what earlier workers had.
+        """
         length_bytes = min(length_bytes, handle.size_bytes - offset_bytes)
         if length_bytes <= 0:
             return b""
-        until_s = self._clock() + self._read_timeout_s
+        until_s = self._clock() + self._read_timeout_s - waited_s
         while True:
             try:
-                return await self._read(handle, offset_bytes, length_bytes, task_id)
+                return await self._read(handle, offset_bytes, length_bytes, task_id, waited_s)
             except MemoryError:  # another process may have it; a reader would rather wait than fail
                 self.on_short_of_memory()
                 if self._read_timeout_s and self._clock() >= until_s:
@@ -220,7 +223,7 @@ class Reads:
             await asyncio.sleep(limits.MEMORY_RETRY_S)
 
     async def _read(
-        self, handle: Handle, offset_bytes: int, length_bytes: int, task_id: int
+        self, handle: Handle, offset_bytes: int, length_bytes: int, task_id: int, waited_s: float
     ) -> bytes | bytearray | memoryview:
         blocks = covering(offset_bytes, length_bytes, handle.size_bytes)
         missing: Sequence[BlockRange] = self._store.missing(handle.version, handle.size_bytes, blocks)
@@ -232,7 +235,7 @@ class Reads:
             else:
                 self._observer.read(handle, task_id, offset_bytes, length_bytes, "hit")
                 return data
-        return await self._read_missing(handle, blocks, offset_bytes, length_bytes, missing, task_id)
+        return await self._read_missing(handle, blocks, offset_bytes, length_bytes, missing, task_id, waited_s)
 
     async def _read_missing(
         self,
@@ -242,9 +245,12 @@ class Reads:
         length_bytes: int,
         missing: Sequence[BlockRange],
         task_id: int,
+        waited_s: float,
     ) -> bytearray | memoryview:
         wait = _Wait(self, handle, task_id, offset_bytes, length_bytes)
-        timeout_s = self._time_for(handle, blocks, wait.began_s)
+        timeout_s = whole_s = self._time_for(handle, blocks, wait.began_s)
+        if waited_s and timeout_s:
+            timeout_s = max(timeout_s - waited_s, min(limits.READ_ASKED_AGAIN_TIMEOUT_S, timeout_s))
         deadline_s = wait.began_s + timeout_s if timeout_s else None
         arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         want: Want | None = None
@@ -270,7 +276,7 @@ class Reads:
         except TimeoutError:
             error = DeadlineExceeded(f"no data from the hub within the read timeout of {self._read_timeout_s:g} s")
             wait.timed_out(error)
-            if timeout_s == self._read_timeout_s:
+            if whole_s == self._read_timeout_s:
                 self._note_given_up(handle, blocks)
             raise error from None
         except HeadraceError as error:

@@ -79,7 +79,9 @@ class MemoryReader:
             raise self.failing[handle.version]
         return handle.data[offset_bytes : offset_bytes + length_bytes - self.short_by_bytes]
 
-    async def read(self, handle: OpenVersion, offset_bytes: int, length_bytes: int, task_id: int) -> memoryview:
+    async def read(
+        self, handle: OpenVersion, offset_bytes: int, length_bytes: int, task_id: int, waited_s: float
+    ) -> memoryview:
         if handle.version in self.held:
             self.waiting.set()
             try:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -84,6 +85,7 @@ class Device:
         self._serving: Serving | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._letting_go = False
+        self._waiting_since_s: dict[int, float] = {}
         self._interrupts = Interrupts(self._loop, self._give_up)
         self._ready: asyncio.Future[Negotiated] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
@@ -189,6 +191,18 @@ class Device:
         """The unique of the request that is being dispatched."""
         return int(kernel.IN_HEADER.unpack_from(self._buffer)[2])
 
+    @property
+    def waited_s(self) -> float:
+        """How long the request that is being dispatched has waited with earlier workers, as far as they wrote it down."""
+        since_s = self._since_s(self.request_id)
+        return time.monotonic() - since_s if since_s else 0.0
+
+    def _since_s(self, unique: int) -> float:
+        """When a request came to an earlier worker; 0: it did not, or that is not known."""
+        if not unique & kernel.UNIQUE_RESEND:
+            return 0.0
+        return self._waiting_since_s.get(unique & ~kernel.UNIQUE_RESEND, 0.0)
+
     def pause(self) -> None:
         """Stop reading requests; what is unanswered stays so. For handing the descriptor on."""
         self._stop_reading()
@@ -240,7 +254,10 @@ class Device:
         """
         self._serving = serving
         self._handlers = serving.handlers
-        left_in_hand = self.ledger.left_in_hand() if self.ledger is not None else []
+        left_in_hand = self.ledger.left_in_hand() if self.ledger is not None else {}
+        self._waiting_since_s = {
+            unique & ~kernel.UNIQUE_RESEND: since_s for unique, since_s in left_in_hand.items() if since_s
+        }
         self._loop.add_reader(self._fd, self._on_readable)
         self._reading = True
         if resume is not None:
@@ -404,7 +421,8 @@ class Device:
         if self.ledger is None:
             task.add_done_callback(partial(self._finish, unique, answer))
         else:
-            task.add_done_callback(partial(self._finish_noted, unique, answer, self.ledger.began(unique)))
+            slot = self.ledger.began(unique, self._since_s(unique))
+            task.add_done_callback(partial(self._finish_noted, unique, answer, slot))
 
     async def _answer(self, unique: int, answer: Coroutine[Any, Any, Bytes]) -> None:
         """The reply leaves in the step that has the bytes; what else may become of a READ is said once its task has ended."""

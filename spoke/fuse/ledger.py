@@ -6,7 +6,8 @@ entry that nobody asks for, never a number that nobody knows. Everything here is
 process had stored stays, in the order in which it was stored.
 
 Layout, little-endian. A fixed part: the terms and reserved numbers, the identity of the mount (JSON), the requests in hand,
-and the buffer into which requests are read, so that also the one just taken is known. Then segments of 1 MiB with
+the buffer into which requests are read, so that also the one just taken is known,
+and since when those in hand wait. Then segments of 1 MiB with
 records: ``length u32, state u32, body``; the length is stored last and ends a torn record. ``state``: bit 31 while it is alive, and
 below it a node's lookups, changed in place. A segment without live records is given back to the system; when most of the
 space is dead, the sparsest segment's live records are copied to the end, a few milliseconds at a time.
@@ -18,6 +19,7 @@ import json
 import mmap
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -30,7 +32,12 @@ _MAGIC_AT, _AGREED_AT, _FLAGS_AT, _MINOR_AT, _READAHEAD_AT, _BACKGROUND_AT, _NOD
 _IDENTITY_LENGTH_AT, _SERIALS_AT = 8, 9
 _IDENTITY_BYTES, _IN_HAND_BYTES = 512, 4096
 _BUFFER_BYTES = _IN_HAND_BYTES + FUSE_REQUESTS_IN_HAND_MAX * 8
-_FIXED_BYTES = -(-(_BUFFER_BYTES + REQUEST_BUFFER_BYTES) // 65536) * 65536
+_SINCE_BYTES = _BUFFER_BYTES + REQUEST_BUFFER_BYTES
+_FIXED_BYTES = -(-_SINCE_BYTES // 65536) * 65536
+_SINCE_MAX = (
+    _FIXED_BYTES - _SINCE_BYTES
+) // 4  # of the slots, the first; those beyond count as just begun when a worker takes over
+_TICKS_A_SECOND = 10
 
 _SEGMENT_WORDS = FUSE_LEDGER_SEGMENT_BYTES // 4
 _ALIVE = 1 << 31
@@ -92,6 +99,7 @@ class Ledger:
         self._fixed = mmap.mmap(fd, _FIXED_BYTES)
         self._numbers = memoryview(self._fixed)[:_IDENTITY_BYTES].cast("Q")
         self._in_hand = memoryview(self._fixed)[_IN_HAND_BYTES:_BUFFER_BYTES].cast("Q")
+        self._since_ticks = memoryview(self._fixed)[_SINCE_BYTES:_FIXED_BYTES].cast("I")
         self._free_slots = list(range(FUSE_REQUESTS_IN_HAND_MAX - 1, -1, -1))
         self._segments: list[_Segment] = []
         self._empty: list[int] = []
@@ -199,11 +207,16 @@ class Ledger:
 
     # --- requests in hand --------------------------------------------------------------------------------
 
-    def began(self, unique: int) -> int:
-        """A request will be answered later. Returns what ``ended`` wants; -1 when there is no more room to note one."""
+    def began(self, unique: int, since_s: float = 0.0) -> int:
+        """A request will be answered later. Returns what ``ended`` wants; -1 when there is no more room to note one.
+
+        ``since_s``: when it came to an earlier worker, by this host's monotonic clock.
+        """
         if not self._free_slots:
             return -1
         slot = self._free_slots.pop()
+        if slot < _SINCE_MAX:
+            self._since_ticks[slot] = int((since_s or time.monotonic()) * _TICKS_A_SECOND)
         self._in_hand[slot] = unique
         return slot
 
@@ -212,12 +225,16 @@ class Ledger:
             self._in_hand[slot] = 0
             self._free_slots.append(slot)
 
-    def left_in_hand(self) -> list[int]:
-        """Uniques of the requests an earlier worker may have left unanswered, and forgets them; some may be answered."""
-        found = {unique for unique in self._in_hand if unique}
-        found.add(int.from_bytes(self.request_buffer[8:16], "little"))
+    def left_in_hand(self) -> dict[int, float]:
+        """Uniques of the requests an earlier worker may have left unanswered, and forgets them; some may be answered. Of each since when
+        it waits, by this host's monotonic clock; 0 if that is not known."""
+        found = {int.from_bytes(self.request_buffer[8:16], "little"): 0.0}
+        for slot, unique in enumerate(self._in_hand):
+            if unique:
+                found[unique] = self._since_ticks[slot] / _TICKS_A_SECOND if slot < _SINCE_MAX else 0.0
+        found.pop(0, None)
         self._fixed[_IN_HAND_BYTES : _BUFFER_BYTES + 16] = bytes(_BUFFER_BYTES + 16 - _IN_HAND_BYTES)
-        return sorted(found - {0})
+        return dict(sorted(found.items()))
 
     # --- records -----------------------------------------------------------------------------------------
 

@@ -56,7 +56,8 @@ class Reader(Protocol[HandleT]):
 
     ``task_id``: the thread that asks (its id in our pid namespace, 0 if it is not visible from it). Reads never pass the end
     of the version and want exactly ``length_bytes``. Any HeadraceError is answered with its ``errno``. ``read`` is cancelled when the
-    thread that waits is killed or interrupted. ``passthrough_fd``: a descriptor that holds the whole verified version and
+    thread that waits is killed or interrupted. ``waited_s``: how long it waited with earlier workers.
+    ``passthrough_fd``: a descriptor that holds the whole verified version and
     stays open until ``release``, or None. ``reopen``: a handle that an earlier worker gave out, by what it stood for; ``lent``: its
     reads are the kernel's own, and its version is to be kept until ``release``, as ``keep`` asks of an open handle.
     """
@@ -67,7 +68,9 @@ class Reader(Protocol[HandleT]):
 
     def read_nowait(self, handle: HandleT, offset_bytes: int, length_bytes: int, task_id: int) -> Bytes | None: ...
 
-    async def read(self, handle: HandleT, offset_bytes: int, length_bytes: int, task_id: int) -> Bytes: ...
+    async def read(
+        self, handle: HandleT, offset_bytes: int, length_bytes: int, task_id: int, waited_s: float
+    ) -> Bytes: ...
 
     def release(self, handle: HandleT) -> None: ...
 
@@ -104,7 +107,7 @@ class Operations(Generic[HandleT]):
     ``confirm``, if set, is awaited with a file's path before each open; when it returns the tree has the file as it is at the hub.
     ``lifetime_s``: how long the kernel may trust names and attributes; it is told of changes, so long. ``ledger``: where node ids
     and open files are written down for the next worker, and where those of the one before are taken over from.
-    ``request_id``: the unique of the request that is being handled.
+    ``request_id``: the unique of the request that is being handled; ``waited_s``: how long it has waited with earlier workers.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Operations(Generic[HandleT]):
         negative_lifetime_s: float = FUSE_NEGATIVE_LIFETIME_S,
         ledger: Ledger | None = None,
         request_id: Callable[[], int] = lambda: 0,
+        waited_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._tree = tree
         self._reader = reader
@@ -135,6 +139,7 @@ class Operations(Generic[HandleT]):
         self._negative = kernel.pack_negative_entry(kernel.lifetime(negative_lifetime_s))
         self._ledger = ledger
         self._request_id = request_id
+        self._waited_s = waited_s
         self._inodes = InodeTable(tree.root, ledger)
         self._files: dict[int, _OpenFile[HandleT]] = {}
         self._listings: dict[int, Listing] = {}
@@ -498,7 +503,7 @@ class Operations(Generic[HandleT]):
             return b""
         data = self._reader.read_nowait(file.handle, offset_bytes, length_bytes, task_id)
         if data is None:
-            return self._read_later(file, offset_bytes, length_bytes, task_id)
+            return self._read_later(file, offset_bytes, length_bytes, task_id, self._waited_s())
         if len(data) != length_bytes:
             raise _short(file, offset_bytes, length_bytes, len(data))
         return data
@@ -513,8 +518,10 @@ class Operations(Generic[HandleT]):
         content = self._contents[handle_id] = virtual_file.content()
         return content[:room_bytes]
 
-    async def _read_later(self, file: _OpenFile[HandleT], offset_bytes: int, length_bytes: int, task_id: int) -> Bytes:
-        data = await self._reader.read(file.handle, offset_bytes, length_bytes, task_id)
+    async def _read_later(
+        self, file: _OpenFile[HandleT], offset_bytes: int, length_bytes: int, task_id: int, waited_s: float
+    ) -> Bytes:
+        data = await self._reader.read(file.handle, offset_bytes, length_bytes, task_id, waited_s)
         if len(data) != length_bytes:
             raise _short(file, offset_bytes, length_bytes, len(data))
         return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Iterable
 
 from common.limits import REFUSING_S
 from spoke.fuse import kernel
@@ -16,7 +17,7 @@ _EIO = 5
 def refuse_pending(device_fd: int, ledger_fd: int) -> int:
     """Answer with EIO what the dead worker left, what waits, and what comes within REFUSING_S. Returns how many answers went out."""
     refused = 0
-    left_in_hand: list[int] = []
+    left_in_hand: Iterable[int] = ()
     try:
         ledger = Ledger.adopt(ledger_fd)
         left_in_hand = ledger.left_in_hand()

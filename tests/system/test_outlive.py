@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -446,3 +447,36 @@ def test_the_supervisor_answers_for_itself(pair: Pair) -> None:
     loaded = Path(f"/proc/{spoke.popen.pid}/maps").read_text()
     assert [name for name in ("uvloop", "pydantic", "msgpack", "xxhash") if name in loaded] == []
     assert len(children(spoke.popen.pid)) == 1
+
+
+def test_a_read_waits_one_read_timeout_however_many_workers_it_has(pair: Pair) -> None:
+    (pair.data / "f.bin").write_bytes(os.urandom(MIB))
+    hub = pair.hub()
+    spoke = pair.spoke(hub.address, extra=["--read-timeout", "6s"])
+    fd = os.open(spoke.mountpoint / "f.bin", os.O_RDONLY)
+    ended: list[tuple[float, int | None]] = []
+
+    def read() -> None:
+        began_s = time.monotonic()
+        code = None
+        try:
+            os.pread(fd, 4096, 0)
+        except OSError as error:
+            code = error.errno
+        ended.append((time.monotonic() - began_s, code))
+
+    hub.popen.send_signal(signal.SIGSTOP)
+    try:
+        reader = threading.Thread(target=read)
+        reader.start()
+        for _ in range(2):
+            eventually(lambda: spoke.facts()["reads"]["waiting"] == 1)
+            time.sleep(1.5)  # which it has had of its time
+            back(spoke, kill_worker(spoke))
+        reader.join(60)
+    finally:
+        hub.popen.send_signal(signal.SIGCONT)
+    os.close(fd)
+    ((took_s, code),) = ended
+    assert code == errno.EIO
+    assert 5.0 < took_s < 8.5, took_s

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 
 import pytest
 
@@ -177,6 +178,20 @@ async def test_no_answer_ends_in_the_read_timeout_and_a_later_read_succeeds(make
     assert path.reads.waiting == 0
     path.source.gate.set()
     assert await path.read(handle, 0, 4096) == data[:4096]
+
+
+async def test_what_a_read_waited_with_another_worker_is_taken_off_its_read_timeout(make_read_path) -> None:
+    path = await make_read_path({b"f": noise(MIB)}, read_timeout_s=20.0)
+    path.source.gate = asyncio.Event()
+    handle = path.open(b"f")
+    for waited_s, most_s in ((19.0, 1.4), (500.0, 1.4)):
+        began_s = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match=r"within the read timeout of 20 s"):
+            await path.reads.read(handle, 0, 4096, 1, waited_s)
+        assert 0.9 < time.monotonic() - began_s < most_s
+        handle.gave_up = ()
+    path.source.gate.set()
+    assert len(await path.reads.read(handle, 0, 4096, 1, 500.0)) == 4096
 
 
 async def test_cached_reads_go_on_while_every_fetch_is_stuck(make_read_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -83,8 +84,14 @@ def test_requests_in_hand_are_known_also_the_one_just_read() -> None:
     ledger.ended(slots[1])
     ledger.request_buffer[8:16] = (16).to_bytes(8, "little")
     other = again(ledger)
-    assert other.left_in_hand() == [10, 14, 16]
-    assert other.left_in_hand() == []
+    left = other.left_in_hand()
+    assert list(left) == [10, 14, 16]
+    assert other.left_in_hand() == {}
+    now_s = time.monotonic()
+    assert left[16] == 0.0, "it was not noted when this one came"
+    assert now_s - 1.0 < left[10] <= now_s
+    other.began(10, now_s - 70.0)
+    assert again(other).left_in_hand()[10] == pytest.approx(now_s - 70.0, abs=0.2), "handed on from worker to worker"
     many = [ledger.began(2) for _ in range(limits.FUSE_REQUESTS_IN_HAND_MAX + 1)]
     assert many[-1] == -1
     ledger.ended(-1)
