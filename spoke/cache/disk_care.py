@@ -6,6 +6,7 @@ What the errors mean is decided by ``health``; here it is logged, asked for and 
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES
@@ -14,7 +15,7 @@ from common.log import get_logger
 from spoke.cache.health import DiskHealth, Trouble, kind_of
 from spoke.cache.loans import Loans
 from spoke.cache.reclaim import Reclaimer
-from spoke.cache.recovery import DirectoryLost, try_to_write
+from spoke.cache.recovery import DirectoryLost, try_length, try_to_write
 from spoke.cache.shelf import Shelf
 
 log = get_logger(__name__)
@@ -101,14 +102,34 @@ class DiskCare:
         try:
             await asyncio.get_running_loop().run_in_executor(self._shelf.write_pool, self._directory.check, self._disk)
             await self._reclaim.refresh()
-            if self._health.trouble is not None and await self._is_well_again() and self._health.wrote():
+            if (
+                (self._health.bypass or self._health.shortage) is not None
+                and await self._is_well_again()
+                and self._health.wrote()
+            ):
                 self.well()
+            if self._health.too_large is not None:
+                await self._try_length()
             await self._loans.look_again()
         except OSError as error:
             if self._health.bypass is not None or kind_of(error) not in ("full", "quota"):
                 self.failed(error)
             return
         await self._reclaim.trim()
+
+    async def _try_length(self) -> None:
+        """Whether a file may be as long by now as one that was refused. Raises OSError: it failed in another way."""
+        length_bytes = self._health.refused_length_bytes
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._shelf.write_pool, try_length, self._disk, self._directory, length_bytes
+            )
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+        else:
+            self._health.took_length()
+            self.well()
 
     async def _is_well_again(self) -> bool:
         """Try the disk for which trouble was seen, without waiting for somebody's write. Raises OSError: it is not."""

@@ -2,6 +2,8 @@
 
 Two kinds of trouble. A *bypass*: the disk fails (EIO, read-only, gone); writes are left alone for a while, then tried.
 A *shortage*: no room (disk, inodes, quota); writes are tried all the same, since eviction or others may make room any moment.
+Beside them *too large*: files that the file system, or a limit of the process, does not let grow so far; a smaller one that is written
+is no end of it.
 """
 
 from __future__ import annotations
@@ -17,8 +19,17 @@ from common.limits import (
     CACHE_TROUBLE_LOG_S,
 )
 
-TroubleKind = Literal["full", "quota", "inodes", "read-only", "failing", "gone", "slow"]
-TROUBLE_KINDS: tuple[TroubleKind, ...] = ("full", "quota", "inodes", "read-only", "failing", "gone", "slow")
+TroubleKind = Literal["full", "quota", "inodes", "file-size", "read-only", "failing", "gone", "slow"]
+TROUBLE_KINDS: tuple[TroubleKind, ...] = (
+    "full",
+    "quota",
+    "inodes",
+    "file-size",
+    "read-only",
+    "failing",
+    "gone",
+    "slow",
+)
 
 
 class Trouble(NamedTuple):
@@ -47,6 +58,9 @@ class DiskHealth:
     def __init__(self) -> None:
         self.bypass: Trouble | None = None
         self.shortage: Trouble | None = None
+        self.too_large: Trouble | None = None
+        self.refused_length_bytes = 0
+        """Of the smallest file that was too large."""
         self.reads_fail = False
         """So many reads failed in a row that reads go past the cache too."""
         self._retry_at_s = 0.0
@@ -60,7 +74,7 @@ class DiskHealth:
 
     @property
     def trouble(self) -> Trouble | None:
-        return self.bypass or self.shortage
+        return self.bypass or self.shortage or self.too_large
 
     def may_write(self, now_s: float) -> bool:
         """The disk is well, or it is time to try it again."""
@@ -86,6 +100,17 @@ class DiskHealth:
         begins = self.shortage is None or self.shortage.kind != kind
         self.shortage = Trouble(kind, reason)
         return begins and self._to_be_said(now_s, kind)
+
+    def refused_length(self, now_s: float, length_bytes: int, reason: str) -> bool:
+        """A file may not be so long; True when it is to be logged."""
+        begins = self.too_large is None
+        if begins or length_bytes < self.refused_length_bytes:
+            self.too_large, self.refused_length_bytes = Trouble("file-size", reason), length_bytes
+        return begins and self._to_be_said(now_s, "file-size")
+
+    def took_length(self) -> None:
+        """A file of that length was made."""
+        self.too_large = None
 
     def _to_be_said(self, now_s: float, kind: TroubleKind) -> bool:
         """Trouble that comes and goes with every write is said once in a while."""

@@ -6,6 +6,7 @@ gives, under ``versions/``. Called in a thread: everything here blocks.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -127,11 +128,23 @@ class CacheDirectory:
 
 def try_to_write(disk: Disk, directory: CacheDirectory, size_bytes: int) -> None:
     """Write a file that has no name any more while it is written, and is gone after it. Raises OSError."""
+    with _probe(disk, directory) as fd:
+        write_full(disk, fd, bytes(size_bytes), 0)
+
+
+def try_length(disk: Disk, directory: CacheDirectory, length_bytes: int) -> None:
+    """Make a file of this length, as sparse as cached ones begin. Raises OSError."""
+    with _probe(disk, directory) as fd:
+        disk.ftruncate(fd, length_bytes)
+
+
+@contextlib.contextmanager
+def _probe(disk: Disk, directory: CacheDirectory) -> Iterator[int]:
     path = str(directory.path / _PROBE_NAME)
     fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
         disk.unlink(path)
-        write_full(disk, fd, bytes(size_bytes), 0)
+        yield fd
     finally:
         disk.close(fd)
 

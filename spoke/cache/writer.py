@@ -7,6 +7,7 @@ has its bytes.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Sequence
 
 from common.blocks import BLOCK_BYTES, BlockRange
@@ -14,6 +15,7 @@ from common.errors import CacheWriteError
 from common.extent_bits import masks_of
 from common.limits import CACHE_STATVFS_EVERY_BYTES
 from common.log import get_logger
+from common.units import format_size
 from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded, write_blocks
 from spoke.cache.disk import Disk
 from spoke.cache.health import DiskHealth, NoRoom, TroubleKind, kind_of
@@ -110,6 +112,15 @@ class BlockWriter:
             log.warning("no room on the cache disk: what does not fit is served and not cached", reason=reason,
                         path=str(self._directory.path))  # fmt: skip
 
+    def _too_large(self, size_bytes: int) -> None:
+        reason = (
+            f"it takes no file of {format_size(size_bytes)}: such files are served and not cached (its file system's limit, or "
+            "LimitFSIZE=, ulimit -f, of the spoke)"
+        )
+        if self._health.refused_length(self._clock(), size_bytes, reason):
+            log.warning("no room on the cache disk for files as large as some of the dataset", reason=reason,
+                        path=str(self._directory.path))  # fmt: skip
+
     def oldest_s(self, now_s: float) -> float:
         """How long the write that began first has been under way; 0 when there is none."""
         return now_s - next(iter(self._under_way.values()), now_s)
@@ -181,7 +192,9 @@ class BlockWriter:
                         continue
                     kind = "inodes" if self._reclaim.is_out_of_inodes(need_inodes) else kind_of(error)
                     raise NoRoom(kind, f"the cache disk is full: {_SHORT_OF_WHAT[kind]}") from error
-                if error.errno not in NOT_THE_DISK:
+                if error.errno == errno.EFBIG:
+                    self._too_large(file.size_bytes)
+                elif error.errno not in NOT_THE_DISK:
                     self._disk_failed(error)
                 raise CacheWriteError(f"cache write failed: {error.strerror or error}") from error
         raise AssertionError("the last try returns or raises")

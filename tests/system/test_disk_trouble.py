@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -161,6 +162,16 @@ def injected(call: str, code: int) -> Callable[[Bench], contextlib.AbstractConte
     return fault
 
 
+@contextlib.contextmanager
+def file_size_limit(bench: Bench) -> Iterator[None]:
+    worker = bench.spoke.worker_pid()
+    before = resource.prlimit(worker, resource.RLIMIT_FSIZE, (64 * 1024, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.prlimit(worker, resource.RLIMIT_FSIZE, before)
+
+
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
@@ -170,8 +181,9 @@ def injected(call: str, code: int) -> Callable[[Bench], contextlib.AbstractConte
         ("quota", injected("pwrite", errno.EDQUOT)),
         ("failing", injected("pwrite", errno.EIO)),
         ("read-only", injected("pwrite", errno.EROFS)),
+        ("file-size", file_size_limit),
     ],
-    ids=["full", "inodes", "unmounted", "quota", "eio", "erofs"],
+    ids=["full", "inodes", "unmounted", "quota", "eio", "erofs", "efbig"],
 )
 def test_reads_go_on_it_is_said_once_and_it_ends_by_itself(
     bench: Bench, kind: str, fault: Callable[[Bench], contextlib.AbstractContextManager[None]]

@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 from cache_support import EXTENT_BYTES, MIB, BlocksMissing, FaultyDisk, File, ManualClock, disk_usage
+from structlog.testing import capture_logs
 
 from common.blocks import BlockRange, whole_file
 from common.errors import CacheWriteError
@@ -28,6 +29,8 @@ SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 class AnyCallDisk(FaultyDisk):
     """As FaultyDisk, with the calls that one leaves alone."""
 
+    length_limit_bytes: int | None = None
+
     def stat(self, *arguments, **options):  # type: ignore[no-untyped-def,override]
         self._enter("stat")
         return os.stat(*arguments, **options)
@@ -42,6 +45,8 @@ class AnyCallDisk(FaultyDisk):
 
     def ftruncate(self, fd: int, length_bytes: int) -> None:  # type: ignore[override]
         self._enter("ftruncate")
+        if self.length_limit_bytes is not None and length_bytes > self.length_limit_bytes:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         os.ftruncate(fd, length_bytes)
 
 
@@ -91,6 +96,35 @@ def test_trouble_is_said_once_and_again_only_after_a_while() -> None:
     assert not health.refused(3, "full", "no space"), "it comes and goes"
     health.wrote()
     assert health.refused(CACHE_TROUBLE_LOG_S, "full", "no space")
+
+
+async def test_files_that_are_too_large_are_named_until_one_fits(
+    open_store, disk: AnyCallDisk, clock: ManualClock
+) -> None:
+    store = open_store()
+    ended: list[bool] = []
+    store.on_well = lambda: ended.append(True)
+    small, large = File(1, 100_000), File(2, 4 * MIB)
+    disk.length_limit_bytes = MIB
+    with capture_logs() as lines:
+        for file in (large, small, large, small):
+            with contextlib.suppress(CacheWriteError):
+                await file.put(store)
+            clock.now_s += CACHE_BYPASS_RETRY_S
+            await store.tend()
+    await small.check(store)
+    assert store.trouble is not None
+    assert store.trouble.kind == "file-size"
+    assert "4 MiB" in store.trouble.reason
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
+        "no room on the cache disk for files as large as some of the dataset"
+    ]
+    assert (store.usage().bypass, ended) == (None, [])
+    disk.length_limit_bytes = None
+    await store.tend()
+    assert (store.trouble, ended) == (None, [True])
+    await large.put(store)
+    await large.check(store)
 
 
 def test_writes_that_work_do_not_end_the_trouble_of_reads() -> None:
