@@ -11,7 +11,7 @@ from types import TracebackType
 from common.blocks import BlockRange
 from common.entries import Change
 from common.errors import DiskError, HeadraceError, SourceReadError, UsageError
-from common.serving.source import Extent, Snapshot
+from common.serving.source import Extent, Held, Snapshot
 from hub.catalog import Catalog
 from hub.catalog_tables import Resolved
 from hub.catalog_view import CatalogView
@@ -148,6 +148,11 @@ class HubSource(CatalogSource):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def held(self) -> Held | None:
+        status = self._watcher_started.status if self._watcher_started is not None else WatcherStatus()
+        return Held(status.held, self._clock() - status.held_since_s) if status.held is not None else None
 
     # --- common.serving.source.Source -------------------------------------------------------------------------
 

@@ -51,12 +51,14 @@ class WatcherSettings:
 
 @dataclass(frozen=True, slots=True)
 class WatcherStatus:
-    """``held``: why the catalog is held as it is, or None. ``unwatched``: directories without a watch for want of them.
+    """``held``: why the catalog is held as it is, or None; ``held_since_s``: since when.
+    ``unwatched``: directories without a watch for want of them.
 
     Of the last scan of everything: ``skipped``, names not served by kind; ``unreadable``, paths that could not be looked at.
     """
 
     held: str | None = None
+    held_since_s: float = 0.0
     entries: int = 0
     watches: int = 0
     unwatched: int = 0
@@ -387,7 +389,8 @@ class Watcher:
     def _hold(self, reason: str) -> HeadraceError:
         if self.status.held != reason:
             log.error("the catalog is held as it is until the directory is back", reason=reason)
-        self.status = replace(self.status, held=reason)
+        since_s = self._clock() if self.status.held is None else self.status.held_since_s
+        self.status = replace(self.status, held=reason, held_since_s=since_s)
         self._scan_due_s = self._clock() + _HOLD_RETRY_S
         return SourceReadError(reason)
 

@@ -90,7 +90,15 @@ class Facts:
     def health(self) -> tuple[bool, Mapping[str, Any]]:
         """Healthy while the mount answers; a hub that is away is a fact, not an illness of this daemon."""
         mounted = self._spoke.device is not None and self._spoke.device.negotiated is not None
-        return mounted, {"mounted": mounted, "hub_connected": self._spoke.client.links.connected}
+        return mounted, {
+            "mounted": mounted,
+            "hub_connected": self._spoke.client.links.connected,
+            "hub_holds_names": self._held(),
+        }
+
+    def _held(self) -> Mapping[str, Any] | None:
+        held = self._spoke.replica.catalog_held
+        return {"reason": held.reason, "for_s": max(0.0, runtime.now_s() - held.since_s)} if held is not None else None
 
     def status(self) -> Mapping[str, Any]:
         """The facts behind ``status``; sizes in bytes, times in seconds."""
@@ -140,6 +148,7 @@ class Facts:
                 "file_bytes": spoke.tree.file_bytes,
                 "staleness_s": staleness_s if staleness_s != float("inf") else None,
                 "suspicious": str(spoke.suspicious) if spoke.suspicious is not None else None,
+                "held": self._held(),
                 "resyncs": spoke.replica.resyncs_total,
                 "pinned": str(spoke.pin) if spoke.pin is not None else None,
                 "opens_confirmed": spoke.client.checks.asked_total,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
+from common.terminal import printable
 from common.units import format_rate, format_size
 
 
@@ -88,6 +90,10 @@ def render(facts: Mapping[str, Any]) -> str:
         + (f": {job['error']}" if job["error"] else "")
         for job in facts["warm"]
     )
+    held = names.get("held")
+    if held:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - held["for_s"]))
+        lines.append(f"  HELD       the hub holds its names as they were since {since}: {printable(held['reason'])}")
     if names["suspicious"]:
         lines.append(f"  SUSPICIOUS {names['suspicious']}; if it is real: headrace-spoke accept {facts['mountpoint']}")
     lines.extend(f"  NOTE       {note}" for note in facts["notes"])

@@ -16,6 +16,7 @@ from common.errors import RevisionGone
 from common.log import get_logger
 from common.serving.source import Snapshot, TreeSource
 from common.wire.entry_codec import EntryPage, split_changes, split_entries
+from common.wire.message_codec import cut_text
 from common.wire.messages import Changes, Heartbeat, SnapshotPage, Subscribe
 
 log = get_logger(__name__)
@@ -64,7 +65,7 @@ async def follow(
             quiet = True  # a CHANGES frame says as much as a heartbeat would
         else:
             if not quiet:
-                yield Heartbeat(catalog_id, revision, source.root_mtime_ns)
+                yield _heartbeat(source, catalog_id, revision)
                 quiet = True
             try:
                 async with asyncio.timeout(heartbeat_interval_s):
@@ -105,8 +106,16 @@ async def _follow_pinned(
             async for page in pages:
                 yield page
     while True:
-        yield Heartbeat(catalog_id, goal, source.root_mtime_ns)
+        yield _heartbeat(source, catalog_id, goal)
         await asyncio.sleep(heartbeat_interval_s)
+
+
+def _heartbeat(source: TreeSource, catalog_id: bytes, revision: int) -> Heartbeat:
+    held = source.held
+    if held is None:
+        return Heartbeat(catalog_id, revision, source.root_mtime_ns)
+    held_ms = max(0, min(round(held.for_s * 1000), limits.DURATION_MAX_MS))
+    return Heartbeat(catalog_id, revision, source.root_mtime_ns, cut_text(held.reason), held_ms)
 
 
 async def _snapshot_pages(catalog_id: bytes, snapshot: Snapshot) -> AsyncGenerator[SnapshotPage, None]:

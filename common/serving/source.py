@@ -42,6 +42,11 @@ class BlockSource(Protocol):
         ...
 
 
+class Held(NamedTuple):
+    reason: str
+    for_s: float
+
+
 class TreeSource(Protocol):
     @property
     def catalog_id(self) -> bytes:
@@ -54,6 +59,11 @@ class TreeSource(Protocol):
     @property
     def root_mtime_ns(self) -> int | None:
         """Of the dataset's own directory, which no entry stands for; None where there is none."""
+        ...
+
+    @property
+    def held(self) -> Held | None:
+        """Why, and since when, the names are those of before: the directory cannot be looked at. None while they are as it is now."""
         ...
 
     def leads_from(self, catalog_id: bytes, revision: int) -> bool:

@@ -146,6 +146,7 @@ _ENCODERS: Mapping[FrameType, Callable[[Any], tuple[_Map, Payload]]] = {
             "k": o.catalog_id,
             "r": o.head_revision,
             **({"m": o.root_mtime_ns} if o.root_mtime_ns is not None else {}),
+            **({"w": o.held, "s": o.held_ms} if o.held else {}),
         },
         b"",
     ),
@@ -376,7 +377,10 @@ _DECODERS: Mapping[FrameType, Callable[[_Map, Payload], m.Message]] = {
         _get(f, "f", bytes) if "f" in f else b"",
     ),
     FrameType.HEARTBEAT: lambda f, _: m.Heartbeat(
-        _get(f, "k", bytes), _get(f, "r", int), _get(f, "m", int) if "m" in f else None
+        _get(f, "k", bytes),
+        _get(f, "r", int),
+        _get(f, "m", int) if "m" in f else None,
+        *((_get(f, "w", str), _get(f, "s", int)) if "w" in f else ()),
     ),
     FrameType.READ: lambda f, _: m.Read(_get(f, "f", bytes), _ranges(f), _priority(f), _get(f, "t", int)),
     FrameType.CANCEL: lambda f, _: m.Cancel(),

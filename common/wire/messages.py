@@ -132,11 +132,16 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The feed is alive; ``head_revision`` lets the spoke see a gap. ``root_mtime_ns``: of the dataset's own directory, None unsaid."""
+    """The feed is alive; ``head_revision`` lets the spoke see a gap. ``root_mtime_ns``: of the dataset's own directory, None unsaid.
+
+    ``held``: why the hub has held its catalog as it was for ``held_ms``; empty while it follows the directory.
+    """
 
     catalog_id: bytes
     head_revision: int
     root_mtime_ns: int | None = None
+    held: str = ""
+    held_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,8 @@ def _heartbeat(message: m.Heartbeat) -> None:
     _within("head_revision", message.head_revision, 0, REVISION_LIMIT)
     if message.root_mtime_ns is not None:
         _within("root_mtime_ns", message.root_mtime_ns, -(1 << 63), 1 << 63)
+    _check_text("held", message.held, limits.TEXT_MAX_BYTES, empty=True, printable=False)
+    _check_duration("held_ms", message.held_ms)
 
 
 def _read(message: m.Read) -> None:

@@ -55,6 +55,14 @@ class Moved(NamedTuple):
     replaced: Sequence[bytes] | None
 
 
+class Holding(NamedTuple):
+    """Why the catalog is held as it is, and for how long it has been; said again and again while it is, and once with no reason."""
+
+    dataset: str
+    reason: str
+    for_s: float
+
+
 class Failed(NamedTuple):
     """No change of this dataset can come any more."""
 
@@ -140,10 +148,11 @@ class Stop(NamedTuple):
 
 Message = (
     Start | Ready | Take | Ended | Moved | Failed | Share | Demand | Report | Ask | Answer | Stop | Identities | Audit
-    | OrderAsk | OrderReply
+    | OrderAsk | OrderReply | Holding
 )  # fmt: skip
 _KINDS: tuple[type[Message], ...] = (
     Start, Ready, Take, Ended, Moved, Failed, Share, Demand, Report, Ask, Answer, Stop, Identities, Audit, OrderAsk, OrderReply,
+    Holding,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 

@@ -55,6 +55,7 @@ class Pool:
         orders: OrderDesk | None = None,
     ) -> None:
         self._sources = sources
+        self._holding: set[str] = set()
         self._listen = listen
         self._clock = clock
         self._start_words = start_words
@@ -266,6 +267,14 @@ class Pool:
             for member in self._members:
                 member.tick()
             self._divide()
+            self._tell_of_holding()
+
+    def _tell_of_holding(self) -> None:
+        for name, source in self._sources.items():
+            held = source.held
+            if held is not None or name in self._holding:
+                self._send_all(m.Holding(name, *held) if held is not None else m.Holding(name, "", 0.0))
+            (self._holding.discard if held is None else self._holding.add)(name)
 
     def _divide(self) -> None:
         """Those whose share shrinks hear it first."""

@@ -24,6 +24,7 @@ from common.serving.access import parse_access
 from common.serving.packing import Compression, Packer
 from common.serving.scheduler import ReadAhead
 from common.serving.server import Server
+from common.serving.source import Held
 from common.serving.weights import Weights
 from common.tls import Certificates, TlsFiles
 from common.token import TokenFile
@@ -127,9 +128,14 @@ class Worker:
                 task.add_done_callback(self._taking.discard)
             case m.Moved() | m.Failed() if not self._opened:
                 self._missed.append(message)
+            case m.Holding() if not self._opened:
+                pass  # it is said again
             case m.Moved():
                 replaced = set(message.replaced) if message.replaced is not None else None
                 self._sources[message.dataset].moved_on(message.head_revision, replaced)
+            case m.Holding():
+                held = Held(message.reason, message.for_s) if message.reason else None
+                self._sources[message.dataset].held = held
             case m.Failed():
                 self._sources[message.dataset].fail(from_wire(message.code, message.text))
             case m.Share():

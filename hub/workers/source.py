@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from common.blocks import BlockRange
-from common.serving.source import Extent
+from common.serving.source import Extent, Held
 from hub.catalog_view import CatalogView
 from hub.export import Export
 from hub.reader import Reader
@@ -26,6 +26,7 @@ class WorkerSource(CatalogSource):
         self._export = self._served = Export(root, dataset, root_fd)
         self._state_dir = state_dir
         self._opened: tuple[CatalogView, Reader] | None = None
+        self.held: Held | None = None
 
     def open(self) -> None:
         """Raises DiskError when the catalog cannot be read."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from common import limits
+from common.terminal import printable
 from common.units import format_size
 from spoke.doctor.disk_checks import kind_of
 from spoke.doctor.facts import Facts, FilesystemKind
@@ -89,6 +90,15 @@ def check_spoke(facts: Facts) -> Iterator[Finding]:
             f"the spoke is not linked to {hub['address']}: {hub['error'] or 'no answer yet'}",
             "cached data, ls and stat are served; a read of anything else waits for the read timeout and fails",
             "see hub in this list",
+        )
+    held = names.get("held")
+    if held:
+        yield Finding(
+            "names",
+            Level.PROBLEM,
+            f"the hub has held its names as they were for {held['for_s']:.0f} s: {printable(held['reason'])}",
+            "what changed since is not shown, and what is not cached may not be readable",
+            "mount the dataset's disk at the hub again; another directory put there on purpose is served once the hub is restarted",
         )
     if names["suspicious"]:
         yield Finding(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 
 from common import limits
 from common.entries import Kind
@@ -51,6 +52,13 @@ class Outcome:
     more: bool = False
 
 
+class CatalogHeld(NamedTuple):
+    """``since_s``: by the clock that the replica is given."""
+
+    reason: str
+    since_s: float
+
+
 class Replica:
     """``tree`` as loaded from the journal, or empty. One owner calls everything, from one thread.
 
@@ -58,6 +66,9 @@ class Replica:
 
     ``suspicious``: what the hub announced and was not believed, or None; the tree is then the old one.
     """
+
+    catalog_held: CatalogHeld | None = None
+    """While the hub says that it holds its catalog as it was."""
 
     def __init__(
         self, tree: Tree, pin: Pin | None = None, *, pin_reached: bool = False, suspicious: Suspicion | None = None
@@ -127,6 +138,8 @@ class Replica:
     def receive(self, message: FeedMessage, now_s: float) -> Outcome:
         """Take the next message of the stream. Raises ProtocolError for what no hub may say."""
         assert self._work is None, "proceed() first: a snapshot is being applied"
+        if not isinstance(message, SnapshotPage):
+            self._hear_of_holding(message, now_s)
         if self.pin_reached:
             return Outcome()
         if isinstance(message, SnapshotPage):
@@ -220,6 +233,15 @@ class Replica:
             outcome.rewrite = True  # a journal is of one catalog
         return outcome
 
+    def _hear_of_holding(self, message: Changes | Heartbeat, now_s: float) -> None:
+        if isinstance(message, Heartbeat) and message.held:
+            if self.catalog_held is None:
+                log.warning("the hub holds its names as they were", reason=message.held, for_s=message.held_ms / 1000)
+            self.catalog_held = CatalogHeld(message.held, now_s - message.held_ms / 1000)
+        elif self.catalog_held is not None and (isinstance(message, Heartbeat) or message.changes):
+            log.info("the hub looks at its directory again")
+            self.catalog_held = None
+
     def _heartbeat(self, message: Heartbeat, now_s: float) -> Outcome:
         if message.catalog_id != self.tree.catalog_id:
             return self._resync("the hub's change log is another one", now_s, force_snapshot=True)
@@ -236,7 +258,7 @@ class Replica:
         if self.feed is Feed.AWAITING and message.head_revision > self.tree.revision:
             return self._overdue(now_s)  # the changes are still to come
         self.feed = Feed.FOLLOWING
-        self._heard_s = now_s
+        self._heard_s = now_s if self.catalog_held is None else self.catalog_held.since_s
         return Outcome(self._set_root_mtime(message.root_mtime_ns))
 
     def _set_root_mtime(self, mtime_ns: int | None) -> list[Invalidation]:

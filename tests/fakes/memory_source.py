@@ -15,7 +15,7 @@ from common.blocks import BLOCK_BYTES, BlockRange, count_blocks
 from common.digest import block_digests
 from common.entries import Change, Entry, Kind, is_safe_path
 from common.errors import ProtocolError, RevisionGone, RevisionUnavailable, StaleVersion
-from common.serving.source import Extent, Snapshot
+from common.serving.source import Extent, Held, Snapshot
 
 _MTIME_NS = 1_700_000_000_000_000_000
 
@@ -152,6 +152,8 @@ class MemorySource:
     @property
     def root_mtime_ns(self) -> int | None:
         return None
+
+    held: Held | None = None
 
     @property
     def head_revision(self) -> int:

@@ -72,6 +72,10 @@ SAMPLES: dict[str, tuple[int, Message]] = {
     ),
     "changes-former": (1, Changes(CATALOG, 304, 304, (), VERSION)),
     "heartbeat": (2, Heartbeat(CATALOG, 304)),
+    "heartbeat-held": (
+        2,
+        Heartbeat(CATALOG, 304, 5, "/data/räck cannot be reached: No such file or directory", 61_500),
+    ),
     "read": (
         9,
         Read(VERSION, (BlockRange(0, 1), BlockRange(255, 300), BlockRange((1 << 40) - 1, 1)), Priority.PREFETCH, 1500),

@@ -120,3 +120,31 @@ def test_a_suspicious_hub_stays_so_over_a_restart_until_it_shows_the_names_or_is
     eventually(lambda: names(spoke) == [])
     assert not suspicious(spoke)
     assert not list((pair.work_dir / "cache" / "names" / "data").glob("suspicious*"))
+
+
+@pytest.mark.parametrize("flags", [(), ("--workers", "2")], ids=["one-process", "workers"])
+def test_a_spoke_says_that_its_hub_holds_the_names(pair: Pair, flags: tuple[str, ...]) -> None:
+    (pair.data / "f").write_bytes(b"f" * 1000)
+    hub = pair.hub(extra=["--rescan-interval", "1s", *flags])
+    spoke = pair.spoke(hub.address)
+    assert spoke.facts()["names"]["held"] is None
+    away = pair.work_dir / "away"
+    pair.data.rename(away)
+    eventually(lambda: spoke.facts()["names"]["held"])
+    assert "cannot be reached" in spoke.facts()["names"]["held"]["reason"]
+    eventually(lambda: spoke.facts()["names"]["held"]["for_s"] > 3)
+    assert spoke.metrics()["headrace_spoke_replica_staleness_seconds"] > 3
+    shown = ask("status", str(spoke.mountpoint)).stdout
+    assert "HELD       the hub holds its names as they were since" in shown
+    assert "the hub has held its names as they were for" in " ".join(
+        ask("doctor", str(spoke.mountpoint)).stdout.split()
+    )
+    assert names(spoke) == ["f"]
+
+    (away / "g").write_bytes(b"g")
+    away.rename(pair.data)
+    eventually(lambda: names(spoke) == ["f", "g"])
+    eventually(lambda: spoke.facts()["names"]["held"] is None)
+    assert spoke.metrics()["headrace_spoke_replica_staleness_seconds"] < 3
+    assert "HELD" not in ask("status", str(spoke.mountpoint)).stdout
+    assert spoke.log().count("the hub holds its names as they were") == 1

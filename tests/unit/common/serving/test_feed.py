@@ -13,6 +13,8 @@ from common import limits
 from common.entries import Entry
 from common.errors import RevisionUnavailable, SourceReadError
 from common.serving.feed import FeedMessage, follow
+from common.serving.source import Held
+from common.wire.message_codec import encode
 from common.wire.messages import Changes, Heartbeat, SnapshotPage, Subscribe
 from tests.fakes.memory_source import MemorySource
 
@@ -84,6 +86,19 @@ async def test_who_is_at_the_head_hears_so_at_once_then_after_every_silence() ->
     source = MemorySource({b"a": b"1"})
     async with aclosing(follow(source, Subscribe(source.catalog_id, 1), 0.01)) as feed:
         for _ in range(3):
+            assert await following(feed) == Heartbeat(source.catalog_id, 1)
+
+
+async def test_heartbeats_say_why_and_for_how_long_names_are_held() -> None:
+    source = MemorySource({b"a": b"1"})
+    for subscribe in (Subscribe(source.catalog_id, 1), Subscribe(source.catalog_id, 1, 1)):
+        async with aclosing(follow(source, subscribe, 0.01)) as feed:
+            source.held = Held("\udcff is away" + "!" * 2000, 61.5)
+            said = await following(feed)
+            assert isinstance(said, Heartbeat)
+            assert (said.held[:13], len(said.held.encode()), said.held_ms) == ("\\udcff is awa", 1024, 61_500)
+            encode(said, 1)
+            source.held = None
             assert await following(feed) == Heartbeat(source.catalog_id, 1)
 
 

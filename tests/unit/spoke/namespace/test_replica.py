@@ -16,7 +16,7 @@ from common.wire.entry_codec import decode_entries, encode_entries
 from common.wire.messages import Changes, Heartbeat, SnapshotPage, Subscribe
 from spoke.namespace import pin
 from spoke.namespace.pin import Pin
-from spoke.namespace.replica import Feed, FeedMessage, Outcome, Replica
+from spoke.namespace.replica import CatalogHeld, Feed, FeedMessage, Outcome, Replica
 from spoke.namespace.tree import Event, Tree
 
 MODEL: Model = {b"d": directory(), b"d/f": file(1), b"d/g": file(2), b"l": symlink(b"d/f")}
@@ -91,6 +91,18 @@ def test_heartbeats_keep_it_fresh() -> None:
     assert outcome == Outcome()
     assert replica.head_revision == 8
     assert replica.staleness_s(12.5) == 2.5
+
+
+def test_names_that_the_hub_holds_are_as_old_as_when_it_last_looked() -> None:
+    replica = following(MODEL)
+    drive(replica, Heartbeat(CATALOG, 5, None, "the directory is away", 60_000), now_s=100.0)
+    assert replica.catalog_held == CatalogHeld("the directory is away", 40.0)
+    assert replica.staleness_s(103.0) == 63.0
+    replica.disconnected()
+    assert replica.staleness_s(110.0) == 70.0
+    replica.subscribe_request(110.0)
+    drive(replica, Heartbeat(CATALOG, 5), now_s=111.0)
+    assert (replica.catalog_held, replica.staleness_s(112.0)) == (None, 1.0)
 
 
 def test_a_heartbeat_tells_the_roots_own_mtime_and_the_kernel_hears_of_it_once() -> None:
