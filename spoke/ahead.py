@@ -75,6 +75,8 @@ class Ahead:
         self._last_job = last_job
         if self._planner is not None:
             self._planner.on_read = None if last_job is None else last_job.note
+            if last_job is not None:
+                last_job.on_look = self._planner.teach
 
     def settle(self) -> None:
         """Learn now from reads that were only noted: what was learned is written down next."""

@@ -175,7 +175,7 @@ class Ledger:
         """The cache let blocks go; those that nobody had read were wasted: returns their bytes, by what they were fetched for."""
         return self._clear(version, blocks, count_waste=True)
 
-    def read(self, now_s: float, version: bytes, blocks: BlockRange, *, late: bool) -> None:
+    def read(self, now_s: float, version: bytes, blocks: tuple[int, int], *, late: bool) -> None:
         """Blocks were read. ``late``: the reader waits for some; otherwise what still counts as outstanding was there all along."""
         extents = self._extents
         first_block, count = blocks
