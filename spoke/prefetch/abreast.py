@@ -61,15 +61,16 @@ class Abreast:
         self.filled_block = 0
         self.waited: list[BlockRange] = []
 
-    def begun(self, start_block: int, end_block: int, task_id: int, block_count: int, most_blocks: int = 0) -> None:
+    def begun(self, start_block: int, end_block: int, task_id: int, block_count: int, most_blocks: int = 0) -> bool:
         """A read by ``task_id`` in a file of ``block_count`` blocks went where no run ends. ``most_blocks``: what windows may hold.
 
         Workers start one after another, and the first goes on to its second batch when few have: how far that is tells how many they are,
-        and what lies before it all of them stand before, or soon will.
+        and what lies before it all of them stand before, or soon will. Returns whether :meth:`began` may find something.
         """
         begun = self._begun
+        starts = self._starts
         if begun.pop(start_block, None) is None:
-            insort(self._starts, start_block)
+            insort(starts, start_block)
         begun[start_block] = self._count
         self._ends[start_block] = end_block
         self._tasks[start_block] = task_id
@@ -77,10 +78,15 @@ class Abreast:
         if len(begun) > _STARTS_MAX:
             oldest = next(iter(begun))
             del begun[oldest], self._ends[oldest], self._tasks[oldest]
-            del self._starts[bisect_left(self._starts, oldest)]
+            del starts[bisect_left(starts, oldest)]
         step = self._step_blocks
-        if not step or self.is_filled(start_block):
-            return
+        if step and not self.is_filled(start_block):
+            self._began_beside(start_block, task_id, block_count, most_blocks)
+        return not (starts[0] or self._hurried)
+
+    def _began_beside(self, start_block: int, task_id: int, block_count: int, most_blocks: int) -> None:
+        """A read went beyond what they were given: one of them goes on, or this is somebody else."""
+        step = self._step_blocks
         steps, beside = divmod(start_block - self.filled_block + step // _TOLERANCE + 1, step)
         is_in_step = steps >= 0 and beside <= 2 * (step // _TOLERANCE + 1)
         if is_in_step and steps > max(self._members, self._round) and not self._round:

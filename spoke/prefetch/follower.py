@@ -70,6 +70,8 @@ class Follower:
             order, self._foretelling, self._pieces, is_learned=is_learned, is_computed=self._is_computed
         )
         self.gate = self._pieces.gate
+        self.cursors = self._places.cursors
+        """Where somebody was found in it: it is at work."""
         self.share = 0.0
         """Of the last reads of the order's files, those it had foretold or could place."""
         self._paused_until_s = 0.0
@@ -253,9 +255,9 @@ class Follower:
 
     def covers(self, version: bytes) -> bool:
         """The order explains what is read of this file: nobody need guess."""
-        return (self.share >= _TRUSTED_SHARE and self.gate.is_open and bool(self._places.cursors)) and self.number_of(
-            version
-        ) is not None
+        if not self.cursors or self.share < _TRUSTED_SHARE or not self.gate.is_open:
+            return False
+        return self.number_of(version) is not None
 
     @property
     def is_sure(self) -> bool:
@@ -268,11 +270,6 @@ class Follower:
             and self.gate.is_open
             and self._pieces.wasted_bytes <= self._pieces.used_bytes * limits.LEARN_SURE_WASTE_SHARE
         )
-
-    @property
-    def is_at_work(self) -> bool:
-        """Somebody was found in it."""
-        return bool(self._places.cursors)
 
     @property
     def active_count(self) -> int:

@@ -101,7 +101,7 @@ class Following:
         """Bytes of a file that were fetched and not read left the cache, by what they were fetched for."""
         for follower in self._all():
             wasted_bytes = wasted.get(follower.order.reason, 0)
-            if wasted_bytes and follower.is_at_work and follower.number_of(version) is not None:
+            if wasted_bytes and follower.cursors and follower.number_of(version) is not None:
                 follower.evicted(wasted_bytes)
                 return
 
@@ -111,14 +111,14 @@ class Following:
         return follower.order if follower is not None else None
 
     def facts(self) -> list[Mapping[str, Any]]:
-        followed = [follower for follower in self._recordings.values() if follower.is_at_work]
+        followed = [follower for follower in self._recordings.values() if follower.cursors]
         return [follower.facts() for follower in (*self._followers.values(), *followed)]
 
     def orders_of(self, version: bytes, extent_index: int | None) -> list[Mapping[str, Any]]:
         """Orders that have reads of a file; ``steps_until`` the next one of an extent, None: not known, or nobody asked."""
         found: list[Mapping[str, Any]] = []
         for follower in self._all():
-            is_recorded = follower.order.name in self._recordings and not follower.is_at_work
+            is_recorded = follower.order.name in self._recordings and not follower.cursors
             if not is_recorded and follower.order.file_of(version) is not None:
                 extent = BlockRange((extent_index or 0) * EXTENT_BLOCKS, EXTENT_BLOCKS)
                 steps = follower.next_use(version, extent) if extent_index is not None else None
@@ -137,7 +137,7 @@ class Following:
         if self._followers:
             return True
         for follower in self._recordings.values():  # noqa: SIM110 - asked after each read, and half as dear as any()
-            if follower.is_at_work:
+            if follower.cursors:
                 return True
         return False
 
@@ -178,7 +178,7 @@ class Following:
         late, latency_s = seen.result != "hit", self._latency.latency_s
         explained: int | None = None
         for follower in self._all():
-            if explained is not None and follower.order.name in self._recordings and not follower.is_at_work:
+            if explained is not None and follower.order.name in self._recordings and not follower.cursors:
                 continue  # somebody knows it already
             found = follower.read(
                 now_s,
@@ -208,7 +208,7 @@ class Following:
             return True
         for follower in self._recordings.values():
             recording = follower.order
-            if follower.share or follower.is_at_work or not isinstance(recording, Recording):
+            if follower.share or follower.cursors or not isinstance(recording, Recording):
                 return True
             if recording.begins_at(version, offset_bytes):
                 return True
@@ -216,7 +216,11 @@ class Following:
 
     def covers(self, version: bytes) -> bool:
         """What is read of this file is known; nobody need guess."""
-        return self.is_active and any(follower.covers(version) for follower in self._all())
+        for followers in (self._followers, self._recordings):
+            for follower in followers.values():
+                if follower.cursors and follower.covers(version):
+                    return True
+        return False
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """Each order gets an equal part of the budget; what one leaves goes to the next."""

@@ -215,7 +215,8 @@ class Recording:
         number = self.numbers.get(version)
         if number is None:
             return False
-        return self._beginning_at(self.first_pages[number] + (offset_bytes >> PAGE_SHIFT)) is not None
+        place = self.first_pages[number] + (offset_bytes >> PAGE_SHIFT)
+        return place in self.seen and self._beginning_at(place) is not None
 
     def next_position(self, lane: int, file: int, start_bytes: int, end_bytes: int, from_position: int) -> int | None:
         rows = (row for row in self._overlapping(file, start_bytes, end_bytes) if row >= from_position)

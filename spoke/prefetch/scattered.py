@@ -32,17 +32,14 @@ class Scattered:
         self,
         now_s: float,
         file: KnownFile,
-        start_block: int,
-        end_block: int,
-        downward: int,
+        stride: Stride,
         *,
         late: bool,
         active_count: int,
     ) -> None:
-        """A read that continues no run: the next of a progression perhaps. ``active_count``: of streams that share the windows."""
+        """A read that is the next of a progression. ``active_count``: of streams that share the windows."""
         strides = file.strides
-        stride = strides.observe(start_block, end_block, now_s, downward_reads=downward)
-        if stride is None or not (file.trust.earned and self._accounts.trusts[Reason.STRIDED].earned):
+        if not (file.trust.earned and self._accounts.trusts[Reason.STRIDED].earned):
             return
         cap_bytes = min(self._stream_max_bytes, self._windows_max_bytes // (active_count + len(strides)))
         latency_s = self._latency.latency_s
@@ -72,8 +69,8 @@ class Scattered:
         abreast = file.runs.abreast
         most_blocks = self._windows_max_bytes // BLOCK_BYTES
         if join is Join.NEW:
-            abreast.begun(start_block, end_block, task_id, file.block_count, most_blocks)
-            abreast.began(min(first_bytes(file), self._stream_max_bytes, self._windows_max_bytes) // BLOCK_BYTES)
+            if abreast.begun(start_block, end_block, task_id, file.block_count, most_blocks):
+                abreast.began(min(first_bytes(file), self._stream_max_bytes, self._windows_max_bytes) // BLOCK_BYTES)
         elif join is Join.JOINED:
             abreast.read_on(run.start_block, run.next_block, min(file.block_count, run.start_block + most_blocks))
         if abreast.waited:

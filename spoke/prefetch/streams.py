@@ -226,7 +226,11 @@ class RunTable:
         by_next[end_block] = run
         by_start[start_block] = run
         if len(candidates) > limits.PREFETCH_CANDIDATES_PER_FILE:
-            self._forget_candidate(next(iter(candidates.values())))
+            _, oldest = candidates.popitem(last=False)
+            if by_start.get(oldest.start_block) is oldest:
+                del by_start[oldest.start_block]
+            if by_next.get(oldest.next_block) is oldest:
+                del by_next[oldest.next_block]
         return run, Join.NEW
 
     def is_stream(self, run: Run, start_block: int, end_block: int, *, trusted: bool) -> bool:

@@ -65,11 +65,12 @@ class _Visit:
 
 
 class Throughout:
-    """``max_bytes``: what may lie ahead, fetched and not read, in all such files together; a file is half of it at most."""
+    """``max_bytes``: what may lie ahead, fetched and not read, in all such files together; ``file_max_bytes``, half of it at most:
+    larger ones are none."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._file_max_bytes = min(limits.PREFETCH_THROUGHOUT_FILE_MAX_BYTES, max_bytes // 2)
+        self.file_max_bytes = min(limits.PREFETCH_THROUGHOUT_FILE_MAX_BYTES, max_bytes // 2)
         self._visits: OrderedDict[bytes, _Visit] = OrderedDict()
         self._kinds: OrderedDict[tuple[bytes, bytes], deque[bool]] = OrderedDict()
         self._ahead_blocks = 0
@@ -78,9 +79,6 @@ class Throughout:
     def ahead_bytes(self) -> int:
         """Planned, and neither read nor evicted."""
         return self._ahead_blocks * BLOCK_BYTES
-
-    def may_be(self, size_bytes: int) -> bool:
-        return size_bytes <= self._file_max_bytes
 
     def read(
         self, facts: FileFacts, start_block: int, end_block: int, read_bytes: int, *, may_fetch: bool
