@@ -56,6 +56,8 @@ class Guesses:
             windows_max_bytes=windows_max_bytes,
             reached_end=self._reached_end,
         )
+        self.active = self._windows.active
+        """Streams that share the windows."""
         self._beside = Scattered(
             self._accounts, ledger, latency, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes
         )
@@ -150,7 +152,7 @@ class Guesses:
         if (join is Join.NEW or join is Join.EARLIER) and not foretold:
             stride = file.strides.observe(start_block, end_block, now_s, downward_reads=run.downward_reads)
             if stride is not None:
-                beside.stride(now_s, file, stride, late=late, active_count=self._windows.active_count)
+                beside.stride(now_s, file, stride, late=late, active_count=len(self.active))
         trusted = not (file.trust.wasted_bytes or accounts.sequential.wasted_bytes) or accounts.trusted(file)
         if trusted and not foretold:
             beside.look_abreast(file, run, join, start_block, end_block, seen[1])

@@ -330,13 +330,10 @@ class Planner:
         if start_block >= end_block:
             return
         self._ledger.read(now_s, version, (start_block, end_block - start_block), late=result != "hit")
-        foretold = False
-        quiet_bytes = None
-        may_explain = following.may_explain(version, offset_bytes)
-        if may_explain:
-            quiet_bytes = following.read(now_s, seen, other_streams=guesses.active_count)
+        quiet_bytes = following.read(now_s, seen, len(guesses.active))
         untaught = self._untaught
-        explained = quiet_bytes is not None and following.covers(version)
+        is_covered = following.is_news and following.covers(version)
+        explained = quiet_bytes is not None and is_covered
         untaught.append((now_s, facts, offset_bytes, length_bytes, explained))
         if len(untaught) >= _TAUGHT_READS:
             self.teach()
@@ -346,9 +343,7 @@ class Planner:
             if quiet_bytes - end_bytes >= _QUIET_FROM_READS * length_bytes:
                 self.quiet.add(Quiet(seen, quiet_bytes))
             return
-        if may_explain and following.is_active:
-            foretold = following.covers(version)
-        quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=foretold)
+        quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=is_covered)
         if quiet is not None:
             self.quiet.add(quiet)
 
