@@ -21,6 +21,7 @@ class Scattered:
         self, accounts: Accounts, ledger: Ledger, latency: Latency, *, stream_max_bytes: int, windows_max_bytes: int
     ) -> None:
         self._accounts = accounts
+        self._trust = accounts.trusts[Reason.STRIDED]
         self._ledger = ledger
         self._latency = latency
         self._stream_max_bytes = stream_max_bytes
@@ -39,7 +40,7 @@ class Scattered:
     ) -> None:
         """A read that is the next of a progression. ``active_count``: of streams that share the windows."""
         strides = file.strides
-        if not (file.trust.earned and self._accounts.trusts[Reason.STRIDED].earned):
+        if not (file.trust.earned and self._trust.earned):
             return
         cap_bytes = min(self._stream_max_bytes, self._windows_max_bytes // (active_count + len(strides)))
         latency_s = self._latency.latency_s
@@ -48,7 +49,8 @@ class Scattered:
             stride, now_s, late=late, latency_s=latency_s, cap_bytes=cap_bytes, least_blocks=least_blocks
         ):
             self.pieces.append((file, stride, blocks))
-        self._accounts.settle_strides(file)
+        if strides.wasted_bytes:
+            self._accounts.settle_strides(file)
 
     def read_on(self, file: KnownFile, start_block: int, end_block: int) -> None:
         """A place was begun that, as the last ones were, will be read on at once."""

@@ -87,9 +87,8 @@ class Throughout:
 
         ``may_fetch``: what was fetched before was of use; else it only learns.
         """
-        blocks = BlockRange(start_block, end_block - start_block)
         visit = self._visits.get(facts.version)
-        if visit is None or (visit.is_over and visit.has_most_of(blocks)):
+        if visit is None or (visit.is_over and visit.has_most_of(BlockRange(start_block, end_block - start_block))):
             visit = self._begin(facts)
         visit.reads += 1
         visit.places += start_block != visit.next_block
@@ -97,7 +96,7 @@ class Throughout:
         if visit.places <= _FEWEST_PLACES:
             visit.began_bytes = read_bytes
         covered, planned = visit.covered, visit.planned
-        for index, mask in masks_of(blocks):
+        for index, mask in masks_of((start_block, end_block - start_block)):
             before = covered.get(index, 0)
             new = mask & ~before
             if new != mask:
@@ -121,7 +120,7 @@ class Throughout:
             return []
         if not may_fetch or visit.places < _FEWEST_PLACES or visit.next_index >= visit.extent_count:
             return []
-        if not self._is_proven(visit.kind):
+        if visit.kind not in self._kinds or not self._is_proven(visit.kind):
             return []
         return list(self._plan(visit))
 
