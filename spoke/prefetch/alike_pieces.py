@@ -87,7 +87,7 @@ class AlikePieces:
         self._heard = 0
         self.wasted_blocks = 0
         self.has_begun = False
-        """The last READ began a piece."""
+        """The last READ began a piece, if its end is known."""
 
     def __len__(self) -> int:
         """Tasks and kinds remembered."""
