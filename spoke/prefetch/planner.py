@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common import limits
-from common.blocks import BLOCK_BYTES, BlockRange
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from spoke.prefetch.chains import FileFacts, NextFile
 from spoke.prefetch.following import Following
 from spoke.prefetch.guesses import Guesses
@@ -335,7 +335,7 @@ class Planner:
         is_covered = following.is_news and following.covers(version)
         explained = quiet_bytes is not None and is_covered
         untaught.append((now_s, facts, offset_bytes, length_bytes, explained))
-        if len(untaught) >= _TAUGHT_READS:
+        if len(untaught) >= _TAUGHT_READS or length_bytes >= EXTENT_BYTES:  # what was noted of a stream is much already
             self.teach()
         if quiet_bytes is not None:
             if result != "hit" or (file is not None and file.runs.abreast.is_seen):

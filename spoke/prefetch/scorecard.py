@@ -127,7 +127,11 @@ class Ledger:
         """Blocks came; seconds since they were planned, or None if they were not."""
         took_s: float | None = None
         extents = self._extents
-        for index, mask in masks_of(blocks):
+        first_block, count = blocks
+        bit, masks = first_block % EXTENT_BLOCKS, None
+        if bit + count > EXTENT_BLOCKS:
+            masks = masks_of(blocks)
+        for index, mask in masks or ((first_block // EXTENT_BLOCKS, LOWEST[count] << bit),):
             extent = extents.get((version, index))
             if extent is None:
                 continue

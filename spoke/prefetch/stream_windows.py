@@ -22,7 +22,7 @@ from spoke.prefetch.streams import Run
 from spoke.prefetch.window import Latency, Window
 
 _UNHEARD_FROM_BYTES = 8 * EXTENT_BYTES
-_UNHEARD_SHARE = 4
+_UNHEARD_SHARE = 2
 """So much of its window a stream alone may be read on, its pieces planned, before it is learnt from: so its order is recorded late, too."""
 
 _QUIET_MAX_S = limits.PREFETCH_ACTIVE_S / 4
