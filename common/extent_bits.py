@@ -12,8 +12,8 @@ LOWEST = tuple((1 << count) - 1 for count in range(EXTENT_BLOCKS + 1))
 WHOLE = LOWEST[EXTENT_BLOCKS]
 
 
-def masks_of(blocks: BlockRange) -> Sequence[tuple[int, int]]:
-    """(extent index, bits of the blocks in it) for each extent that ``blocks`` touches, in order."""
+def masks_of(blocks: tuple[int, int]) -> Sequence[tuple[int, int]]:
+    """(extent index, bits of the blocks in it) for each extent that ``blocks`` (a BlockRange, or what is one) touches, in order."""
     first_block, block_count = blocks
     index, bit = first_block // EXTENT_BLOCKS, first_block % EXTENT_BLOCKS
     if bit + block_count <= EXTENT_BLOCKS:  # most of what is read, asked for and had

@@ -25,6 +25,8 @@ from spoke.prefetch.source import FAULT_BYTES
 from spoke.read_ahead import ReadAhead
 from spoke.reads import Handle, ReadResult
 
+_tuple_new = tuple.__new__  # a named tuple's own is a function more for each READ
+
 REASON_NUMBERS = {reason: number for number, reason in enumerate(Reason, start=1)}
 """As the history of an extent keeps why it was fetched ahead; 0 is not said."""
 
@@ -75,6 +77,8 @@ class Ahead:
         self._last_job = last_job
         if self._planner is not None:
             self._planner.on_read = None if last_job is None else last_job.note
+            if last_job is not None:
+                last_job.on_look = self._planner.teach
 
     def settle(self) -> None:
         """Learn now from reads that were only noted: what was learned is written down next."""
@@ -127,12 +131,8 @@ class Ahead:
             counts.heard_cache_bytes += length_bytes
         planner = self._planner
         if planner is not None:
-            planner.read(
-                self._clock(),
-                ReadSeen(
-                    handle.handle_id, task_id, handle.version, offset_bytes, length_bytes, result, handle.fault_bytes
-                ),
-            )
+            seen = handle.handle_id, task_id, handle.version, offset_bytes, length_bytes, result, handle.fault_bytes
+            planner.read(self._clock(), _tuple_new(ReadSeen, seen))
         elif self._last_job is not None:
             self._last_job.read(handle.path, handle.version, handle.size_bytes, offset_bytes, length_bytes)
         self.read_ahead.read(handle, offset_bytes, length_bytes)

@@ -88,8 +88,14 @@ class _Job:
         return sum(file.touched_bytes for file in self.files.values())
 
 
+def _nothing_untold() -> None: ...
+
+
 class LastJob:
-    """``memory_bytes``: of the setting ``learn_memory``; a quarter of it may be used here, what goes beyond is not noted."""
+    """``memory_bytes``: of the setting ``learn_memory``; a quarter of it may be used here, what goes beyond is not noted.
+
+    ``on_look`` is called before anybody looks at what was noted: READs may be told of by several.
+    """
 
     def __init__(self, path: Path, memory_bytes: int, clock: Callable[[], float]) -> None:
         self._path = path
@@ -100,6 +106,7 @@ class LastJob:
         self._last_read_s = 0.0
         self._dirty = False
         self._saved_s = clock()
+        self.on_look: Callable[[], None] = _nothing_untold
 
     # --- events ------------------------------------------------------------------------------------------
 
@@ -159,6 +166,7 @@ class LastJob:
 
     async def tend(self, open_handles: int) -> None:
         """Note that a job is over; write down what was read since, now and then."""
+        self.on_look()
         now_s = self._clock()
         if self._now.files and not open_handles and now_s - self._last_read_s >= limits.LEARN_CLOSED_REST_S:
             self._end()
@@ -180,6 +188,7 @@ class LastJob:
         return found
 
     def _both(self) -> Mapping[bytes, TouchedFile]:
+        self.on_look()
         found = {**self._last.files}
         for path, file in self._now.files.items():
             before = found.get(path)
@@ -188,6 +197,7 @@ class LastJob:
 
     def touched_bytes(self, path: bytes, version: bytes) -> int:
         """Of this file, in whole parts; 0: not read."""
+        self.on_look()
         files = [job.files.get(path) for job in (self._last, self._now)]
         return max((file.touched_bytes for file in files if file is not None and file.version == version), default=0)
 
@@ -216,6 +226,7 @@ class LastJob:
             log.warning("what this job reads cannot be kept", path=str(self._path), error=error.strerror)
 
     async def forget(self) -> None:
+        self.on_look()
         self._last, self._now = _Job(), _Job()
         self._dirty = False
         await asyncio.to_thread(self._path.unlink, missing_ok=True)

@@ -13,6 +13,8 @@ from spoke.reads import Handle
 
 log = get_logger(__name__)
 
+_SEEN_READS = 16  # they are looked at together: what is chosen is for files that are opened later
+
 
 class ReadAhead:
     """``fixed_kib``: the setting, or None to choose. ``foretold(version)``: whether an order explains what is read of a file."""
@@ -23,6 +25,7 @@ class ReadAhead:
         self._kernel: KernelReadAhead | None = None
         self._failure: str | None = None
         self._changes = 0
+        self._unseen: list[tuple[int, bytes, int, int, int]] = []
         self.kib = DEFAULT_KIB
         """In force for files opened now."""
 
@@ -43,13 +46,25 @@ class ReadAhead:
 
     def read(self, handle: Handle, offset_bytes: int, length_bytes: int) -> None:
         """A READ that reached us."""
-        if self._fixed_kib is None and self._chooser.read(
-            handle.handle_id, handle.version, offset_bytes, length_bytes, handle.fault_bytes
-        ):
+        if self._fixed_kib is not None:
+            return
+        unseen = self._unseen
+        unseen.append((handle.handle_id, handle.version, offset_bytes, length_bytes, handle.fault_bytes))
+        if len(unseen) >= _SEEN_READS:
+            self._look()
+
+    def _look(self) -> None:
+        """At the READs that came since."""
+        unseen = self._unseen
+        if not unseen:
+            return
+        self._unseen = []
+        if self._chooser.read_all(unseen):
             self._set(self._wish)
 
     def noted(self, quiet: Quiet, end_bytes: int) -> None:
         """READs that were only noted, up to here: those of the last handle among them, since it came."""
+        self._look()
         length_bytes, reads = end_bytes - quiet.part_bytes, quiet.reads - quiet.part_reads
         if reads > 0 and self._chooser.read(
             quiet.handle_id, quiet.seen.version, quiet.part_bytes, length_bytes, quiet.seen.fault_bytes, reads
@@ -90,6 +105,7 @@ class ReadAhead:
 
     def facts(self) -> Mapping[str, Any]:
         """For ``status``. ``kib``: in force for files opened now; ``wished_kib``: what is thought best, and why."""
+        self._look()
         seen = self._chooser.seen
         return {
             "kib": self.kib,

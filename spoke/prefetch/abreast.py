@@ -33,6 +33,9 @@ _STRAYS = 1.25
 _BATCHES_EACH = 2
 """Beginnings of one reader: who looks at equal places and then reads on from the first, as of a checkpoint, is alone."""
 
+_FRESH = 16
+"""So many beginnings are put in order together while nothing can be seen by them."""
+
 _TOLERANCE = 16
 """Distances differ by a page, and a part of themselves, where records do not end with a page."""
 
@@ -43,7 +46,7 @@ class Abreast:
     ``filled_block``: the end of what they were given.
     """
 
-    __slots__ = ("_begun", "_count", "_ends", "_from_block", "_hurried", "_members", "_round", "_starts", "_step_blocks",
+    __slots__ = ("_begun", "_count", "_ends", "_fresh", "_from_block", "_hurried", "_members", "_round", "_starts", "_step_blocks",
                  "_step_max_blocks", "_tasks", "filled_block", "waited")  # fmt: skip
 
     def __init__(self, block_count: int) -> None:
@@ -52,6 +55,7 @@ class Abreast:
         self._ends: dict[int, int] = {}  # start: read up to there
         self._tasks: dict[int, int] = {}  # start: who began
         self._starts: list[int] = []
+        self._fresh: dict[int, tuple[int, int, int]] = {}  # start: all three, of those not among the others yet
         self._count = 0
         self._step_blocks = 0
         self._members = 0
@@ -61,26 +65,41 @@ class Abreast:
         self.filled_block = 0
         self.waited: list[BlockRange] = []
 
-    def begun(self, start_block: int, end_block: int, task_id: int, block_count: int, most_blocks: int = 0) -> None:
+    def begun(self, start_block: int, end_block: int, task_id: int, block_count: int, most_blocks: int = 0) -> bool:
         """A read by ``task_id`` in a file of ``block_count`` blocks went where no run ends. ``most_blocks``: what windows may hold.
 
         Workers start one after another, and the first goes on to its second batch when few have: how far that is tells how many they are,
-        and what lies before it all of them stand before, or soon will.
+        and what lies before it all of them stand before, or soon will. Returns whether :meth:`began` may find something.
         """
-        begun = self._begun
-        if begun.pop(start_block, None) is None:
-            insort(self._starts, start_block)
-        begun[start_block] = self._count
-        self._ends[start_block] = end_block
-        self._tasks[start_block] = task_id
+        fresh, step = self._fresh, self._step_blocks
+        if start_block in fresh:
+            del fresh[start_block]
+        fresh[start_block] = self._count, end_block, task_id
         self._count += 1
-        if len(begun) > _STARTS_MAX:
-            oldest = next(iter(begun))
-            del begun[oldest], self._ends[oldest], self._tasks[oldest]
-            del self._starts[bisect_left(self._starts, oldest)]
+        if not step and start_block and (self._hurried or (self._starts and self._starts[0])):
+            if len(fresh) >= _FRESH:
+                self._take_fresh()
+            return False
+        self._take_fresh()
+        if step and not self.is_filled(start_block):
+            self._began_beside(start_block, task_id, block_count, most_blocks)
+        return not (self._starts[0] or self._hurried)
+
+    def _take_fresh(self) -> None:
+        """Those that began lately are put among the others."""
+        begun, ends, tasks, starts, fresh = self._begun, self._ends, self._tasks, self._starts, self._fresh
+        for start_block, (count, end_block, task_id) in fresh.items():
+            if begun.pop(start_block, None) is None:
+                insort(starts, start_block)
+            begun[start_block], ends[start_block], tasks[start_block] = count, end_block, task_id
+            if len(begun) > _STARTS_MAX:
+                oldest = next(iter(begun))
+                del begun[oldest], ends[oldest], tasks[oldest], starts[bisect_left(starts, oldest)]
+        fresh.clear()
+
+    def _began_beside(self, start_block: int, task_id: int, block_count: int, most_blocks: int) -> None:
+        """A read went beyond what they were given: one of them goes on, or this is somebody else."""
         step = self._step_blocks
-        if not step or self.is_filled(start_block):
-            return
         steps, beside = divmod(start_block - self.filled_block + step // _TOLERANCE + 1, step)
         is_in_step = steps >= 0 and beside <= 2 * (step // _TOLERANCE + 1)
         if is_in_step and steps > max(self._members, self._round) and not self._round:
@@ -112,8 +131,10 @@ class Abreast:
         """A run that began at ``start_block`` was read up to ``next_block``; nothing at ``block_count`` and beyond is fetched."""
         if self._step_blocks and self._from_block <= start_block and next_block <= self.filled_block:
             return
-        if start_block not in self._begun:
+        if start_block not in self._begun and start_block not in self._fresh:
             return
+        if self._fresh:
+            self._take_fresh()
         self._ends[start_block] = next_block
         starts = self._starts
         at = bisect_left(starts, start_block)

@@ -19,6 +19,7 @@ class Alike:
 
     def __init__(self, accounts: Accounts, ledger: Ledger, throughout_max_bytes: int) -> None:
         self._accounts = accounts
+        self._trust = accounts.trusts[Reason.THROUGHOUT]
         self._ledger = ledger
         self._throughout = Throughout(throughout_max_bytes)
         self._pieces = AlikePieces()
@@ -26,17 +27,21 @@ class Alike:
 
     def read(self, file: KnownFile, seen: ReadSeen, start_block: int, end_block: int) -> bool:
         """A READ of these blocks. True: it is in a piece whose end is known, so that nothing need be guessed."""
-        facts, trust = file.facts, self._accounts.trusts[Reason.THROUGHOUT]
-        if self._throughout.may_be(facts.size_bytes):
+        facts, trust, pieces = file.facts, self._trust, self._pieces
+        may_fetch = not trust.wasted_bytes or trust.earned
+        if facts.size_bytes <= self._throughout.file_max_bytes:
             read_bytes = self._accounts.read.total
-            rest = self._throughout.read(facts, start_block, end_block, read_bytes, may_fetch=trust.earned)
-            self.rests.extend((file, blocks) for blocks in rest)
-        pieces = self._pieces
+            rest = self._throughout.read(facts, start_block, end_block, read_bytes, may_fetch=may_fetch)
+            if rest:
+                self.rests.extend((file, blocks) for blocks in rest)
         if pieces.wasted_blocks:
             trust.wasted(pieces.wasted_blocks * BLOCK_BYTES)
             pieces.wasted_blocks = 0
-        may_fetch = file.trust.earned and trust.earned
-        until_block = pieces.read(seen.task_id, seen.version, file.kind, start_block, end_block, may_fetch=may_fetch)
+            may_fetch = trust.earned
+        may_fetch = may_fetch and (not file.trust.wasted_bytes or file.trust.earned)
+        until_block = pieces.read(seen[1], seen[2], file.kind, start_block, end_block, may_fetch=may_fetch)
+        if not until_block:  # most READs
+            return False
         until_block = min(until_block, file.block_count)
         if pieces.has_begun and until_block > end_block:
             self.rests.appendleft((file, BlockRange(end_block, until_block - end_block)))

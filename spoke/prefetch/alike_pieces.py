@@ -22,6 +22,9 @@ _BESIDE_LATEST, _BESIDE_MEMORY, _BESIDE_SHARE = 16, 16, 0.25
 
 _KINDS_MAX = 256
 
+_NOTED_READS = 16
+"""So many READs are looked at together while no kind is so near to be known that they could make it so."""
+
 
 class _Piece:
     """What a task reads now: blocks up to ``next_block`` of a version. ``guessed_block``: the end of what was fetched ahead of it.
@@ -79,9 +82,12 @@ class AlikePieces:
         self._kinds: OrderedDict[tuple[object, int], _Kind] = OrderedDict()
         self._last: _Piece | None = None
         self._last_kind: _Kind | None = None  # the latest of them all
+        self._noted: list[tuple[int, bytes, object, int, int]] = []
+        self._is_far = True
+        self._heard = 0
         self.wasted_blocks = 0
         self.has_begun = False
-        """The last READ began a piece."""
+        """The last READ began a piece, if its end is known."""
 
     def __len__(self) -> int:
         """Tasks and kinds remembered."""
@@ -91,6 +97,30 @@ class AlikePieces:
         self, task_id: int, version: bytes, kind: object, start_block: int, end_block: int, *, may_fetch: bool = True
     ) -> int:
         """A READ by a task. Returns the block up to which its piece will be read, or 0 where that is not known."""
+        if self._is_far:
+            noted = self._noted
+            noted.append((task_id, version, kind, start_block, end_block))
+            if len(noted) >= _NOTED_READS:
+                self._noted = []
+                for each in noted:
+                    self._hear(*each, may_fetch=False)
+                self._is_far = self._look()
+            return 0
+        self._heard += 1
+        if not self._heard % _NOTED_READS:
+            self._is_far = self._look()
+        return self._hear(task_id, version, kind, start_block, end_block, may_fetch=may_fetch)
+
+    def _look(self) -> bool:
+        """Whether no kind can come to be known with the next few READs, and nothing is fetched ahead of any piece."""
+        for (_, read_blocks), known in self._kinds.items():
+            if known.blocks > read_blocks and known.count + _NOTED_READS >= known.needed:
+                return False
+        return not any(piece.guessed_block for piece in self._reading.values())
+
+    def _hear(
+        self, task_id: int, version: bytes, kind: object, start_block: int, end_block: int, *, may_fetch: bool
+    ) -> int:
         piece = self._reading.get(task_id)
         if piece is None:
             piece = self._reading[task_id] = _Piece()

@@ -17,12 +17,13 @@ from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, BlockRange, 
 from spoke.prefetch.chains import FileFacts
 from spoke.prefetch.cursor import PIECE_BYTES, Cursor, State
 from spoke.prefetch.foretelling import Foretelling
+from spoke.prefetch.lockon import Found
 from spoke.prefetch.next_use import NEVER, Use, Used, steps_until, uses_of
 from spoke.prefetch.orders import SEEN_ONCE, Order, Reason
 from spoke.prefetch.pieces import Pieces
 from spoke.prefetch.places import Places
 from spoke.prefetch.recording import Recording
-from spoke.prefetch.source import FAULT_BYTES
+from spoke.prefetch.source import FAULT_BYTES, ReadSeen
 from spoke.prefetch.window import SLOW_TO_SHRINK
 
 __all__ = ["NEVER", "Ahead", "Follower"]
@@ -70,6 +71,9 @@ class Follower:
             order, self._foretelling, self._pieces, is_learned=is_learned, is_computed=self._is_computed
         )
         self.gate = self._pieces.gate
+        self.recording = order if isinstance(order, Recording) else None
+        self.cursors = self._places.cursors
+        """Where somebody was found in it: it is at work."""
         self.share = 0.0
         """Of the last reads of the order's files, those it had foretold or could place."""
         self._paused_until_s = 0.0
@@ -106,6 +110,7 @@ class Follower:
     def take_over(self, order: Order) -> None:
         """Go on along an order with the same steps and files: what was being recorded, now as a whole."""
         self.order = self._foretelling.order = order
+        self.recording = None
         self._places.take_over(order)
         self._comes_again = self._is_learned
         self.grew(0.0)
@@ -152,7 +157,10 @@ class Follower:
         if seed is None:
             if is_kernels_own:
                 return 0
-            found = places.finder.look_up(file, start_bytes, length_bytes)
+            finder = places.finder
+            found = None
+            if not finder.is_in_vain or finder.is_due():
+                found = finder.look_up(file, start_bytes, length_bytes)
             if found is not None:
                 places.lock(now_s, found, file)
             if not pieces.reads % _VAIN_EVERY:
@@ -196,6 +204,29 @@ class Follower:
             return 0
         # The last read of a run is never passed over, so that nothing stays untold when its reader goes elsewhere.
         return min(seed.run.end_bytes - 1, end_bytes + min(_QUIET_MAX_BYTES, cursor.window.window_bytes // 8))
+
+    def seek(self, seen: ReadSeen) -> Found | None:
+        """Instead of :meth:`read` while nobody was found in what is only being recorded: who is, if this READ shows it.
+
+        None: most likely. Few READs go where a step begins, and in an order that nobody repeats few of those are looked up.
+        """
+        recording, finder = self.recording, self._places.finder
+        if recording is None or (number := recording.numbers.get(seen.version)) is None:
+            return None
+        if self.share:
+            self.share -= self.share * _SHARE_FADE
+        if (finder.is_in_vain and not finder.is_due()) or not recording.begins_at(number, seen.offset_bytes):
+            return None
+        self._pieces.reads += 1
+        self._foretelling.shapes.opened_with(number, seen.fault_bytes)
+        return finder.look_up(number, seen.offset_bytes, seen.length_bytes)
+
+    def begin(self, now_s: float, found: Found, version: bytes, cap_bytes: int) -> None:
+        """Somebody is there (:meth:`seek`)."""
+        number = self.number_of(version)
+        assert number is not None
+        self._places.cap_bytes = cap_bytes
+        self._places.lock(now_s, found, number)
 
     def _least_bytes(self, now_s: float, length_bytes: int, cursor: Cursor) -> int:
         """What is ahead of a place however slowly it moves: all its workers may ask for their next batches at once. Of what is known for
@@ -253,9 +284,9 @@ class Follower:
 
     def covers(self, version: bytes) -> bool:
         """The order explains what is read of this file: nobody need guess."""
-        return (self.share >= _TRUSTED_SHARE and self.gate.is_open and bool(self._places.cursors)) and self.number_of(
-            version
-        ) is not None
+        if not self.cursors or self.share < _TRUSTED_SHARE or not self.gate.is_open:
+            return False
+        return self.number_of(version) is not None
 
     @property
     def is_sure(self) -> bool:
@@ -268,11 +299,6 @@ class Follower:
             and self.gate.is_open
             and self._pieces.wasted_bytes <= self._pieces.used_bytes * limits.LEARN_SURE_WASTE_SHARE
         )
-
-    @property
-    def is_at_work(self) -> bool:
-        """Somebody was found in it."""
-        return bool(self._places.cursors)
 
     @property
     def active_count(self) -> int:

@@ -42,6 +42,8 @@ class Following:
         self._last_id = 0
         self.may_have_plans = False
         """What is asked before ``has_plans``, after each read and arrival: most are no news here."""
+        self.is_news = False
+        """The READ told of last was news to an order that somebody reads; if not, none covers its file."""
         self._used_lately: dict[tuple[bytes, BlockRange], None] = {}
 
     def add(self, now_s: float, order: Order) -> None:
@@ -101,7 +103,7 @@ class Following:
         """Bytes of a file that were fetched and not read left the cache, by what they were fetched for."""
         for follower in self._all():
             wasted_bytes = wasted.get(follower.order.reason, 0)
-            if wasted_bytes and follower.is_at_work and follower.number_of(version) is not None:
+            if wasted_bytes and follower.cursors and follower.number_of(version) is not None:
                 follower.evicted(wasted_bytes)
                 return
 
@@ -111,14 +113,14 @@ class Following:
         return follower.order if follower is not None else None
 
     def facts(self) -> list[Mapping[str, Any]]:
-        followed = [follower for follower in self._recordings.values() if follower.is_at_work]
+        followed = [follower for follower in self._recordings.values() if follower.cursors]
         return [follower.facts() for follower in (*self._followers.values(), *followed)]
 
     def orders_of(self, version: bytes, extent_index: int | None) -> list[Mapping[str, Any]]:
         """Orders that have reads of a file; ``steps_until`` the next one of an extent, None: not known, or nobody asked."""
         found: list[Mapping[str, Any]] = []
         for follower in self._all():
-            is_recorded = follower.order.name in self._recordings and not follower.is_at_work
+            is_recorded = follower.order.name in self._recordings and not follower.cursors
             if not is_recorded and follower.order.file_of(version) is not None:
                 extent = BlockRange((extent_index or 0) * EXTENT_BLOCKS, EXTENT_BLOCKS)
                 steps = follower.next_use(version, extent) if extent_index is not None else None
@@ -137,7 +139,7 @@ class Following:
         if self._followers:
             return True
         for follower in self._recordings.values():  # noqa: SIM110 - asked after each read, and half as dear as any()
-            if follower.is_at_work:
+            if follower.cursors:
                 return True
         return False
 
@@ -167,56 +169,59 @@ class Following:
         self._last_id -= 1  # streams count upwards
         self._ids[name] = self._last_id
 
-    def read(self, now_s: float, seen: ReadSeen, *, other_streams: int) -> int | None:
+    def read(self, now_s: float, seen: ReadSeen, other_streams: int) -> int | None:
         """None: no order explains it. Else the offset up to which further reads change nothing (or 0)."""
-        self.may_have_plans = True
+        late, missed = seen.result != "hit", seen.result == "miss"
+        caps: tuple[int, int] | None = None
+        explained: int | None = None
+        self.is_news = False
+        for followers in (self._followers, self._recordings) if self._followers else (self._recordings,):
+            for follower in followers.values():
+                if not follower.cursors and follower.recording is not None:
+                    if explained is not None:
+                        continue  # somebody knows it already
+                    place = follower.seek(seen)
+                    if place is not None:
+                        self.may_have_plans = self.is_news = True
+                        follower.begin(now_s, place, seen.version, self._caps_bytes(other_streams)[0])
+                        explained = 0 if follower.gate.is_open else None
+                    continue
+                if caps is None:
+                    self.may_have_plans = self.is_news = True
+                    caps = self._caps_bytes(other_streams)
+                cap_bytes, declared_bytes = caps
+                found = follower.read(
+                    now_s,
+                    seen.version,
+                    seen.offset_bytes,
+                    seen.length_bytes,
+                    late=late,
+                    latency_s=self._latency.latency_s,
+                    cap_bytes=declared_bytes if follower.order.reason is Reason.PLAN else cap_bytes,
+                    between_bytes=declared_bytes if follower.is_sure else 0,
+                    fault_bytes=seen.fault_bytes,
+                    missed=missed,
+                )
+                if found is not None and follower.gate.is_open:
+                    # else it only tries whether it would pay, and guesses are needed
+                    explained = found if explained is None else min(explained, found)
+        return explained
+
+    def _caps_bytes(self, other_streams: int) -> tuple[int, int]:
+        """How far one place may run ahead, and one in a declared plan."""
         places = self.active_count
         # What is known comes before what is guessed: however many streams there are, orders have half of all windows.
         share_bytes = self._windows_max_bytes // min(places + other_streams + 1, 2 * (places or 1))
         cap_bytes = max(limits.PREFETCH_WINDOW_MIN_BYTES, min(self._stream_max_bytes, share_bytes))
         declared_bytes = max(cap_bytes, self._declared_cap_bytes()) if self._followers else cap_bytes
-        late, latency_s = seen.result != "hit", self._latency.latency_s
-        explained: int | None = None
-        for follower in self._all():
-            if explained is not None and follower.order.name in self._recordings and not follower.is_at_work:
-                continue  # somebody knows it already
-            found = follower.read(
-                now_s,
-                seen.version,
-                seen.offset_bytes,
-                seen.length_bytes,
-                late=late,
-                latency_s=latency_s,
-                cap_bytes=declared_bytes if follower.order.reason is Reason.PLAN else cap_bytes,
-                between_bytes=declared_bytes if follower.is_sure else 0,
-                fault_bytes=seen.fault_bytes,
-                missed=seen.result == "miss",
-            )
-            if (
-                found is not None and follower.gate.is_open
-            ):  # else it only tries whether it would pay, and guesses are needed
-                explained = found if explained is None else min(explained, found)
-        return explained
-
-    def may_explain(self, version: bytes, offset_bytes: int) -> bool:
-        """Whether a READ here is news for :meth:`read`; if not, nothing is foretold either.
-
-        An order is followed, or somebody reads again what is being recorded, or does so with this READ: one that goes where no step
-        begins leads nowhere.
-        """
-        if self._followers:
-            return True
-        for follower in self._recordings.values():
-            recording = follower.order
-            if follower.share or follower.is_at_work or not isinstance(recording, Recording):
-                return True
-            if recording.begins_at(version, offset_bytes):
-                return True
-        return False
+        return cap_bytes, declared_bytes
 
     def covers(self, version: bytes) -> bool:
         """What is read of this file is known; nobody need guess."""
-        return self.is_active and any(follower.covers(version) for follower in self._all())
+        for follower in self._all():  # noqa: SIM110 - half as dear as any()
+            if follower.cursors and follower.covers(version):
+                return True
+        return False
 
     def plan(self, now_s: float, budget_bytes: int) -> list[Fetch]:
         """Each order gets an equal part of the budget; what one leaves goes to the next."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from common import limits
 
+_ALLOWANCE_BYTES, _WASTE_SHARE = limits.PREFETCH_WASTE_ALLOWANCE_BYTES, limits.PREFETCH_WASTE_SHARE
+
 
 class Gate:
     """``allowance_bytes``: waste forgiven without any use. A source pays while no more than ``share`` of what it fetches is wasted."""
@@ -82,11 +84,12 @@ class Trust:
 
     @property
     def _forgiven_bytes(self) -> float:
-        return limits.PREFETCH_WASTE_ALLOWANCE_BYTES + limits.PREFETCH_WASTE_SHARE * self.read.total
+        return _ALLOWANCE_BYTES + _WASTE_SHARE * self.read.total
 
     @property
     def earned(self) -> bool:
-        return not self.wasted_bytes or self.wasted_bytes <= self._forgiven_bytes
+        wasted_bytes = self.wasted_bytes  # asked for most READs, so forgiven bytes are computed in place
+        return not wasted_bytes or wasted_bytes <= _ALLOWANCE_BYTES + _WASTE_SHARE * self.read.total
 
     def wasted(self, size_bytes: int) -> None:
         most_bytes = int(self._forgiven_bytes) + limits.PREFETCH_DISTRUST_MAX_BYTES

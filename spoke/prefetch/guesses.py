@@ -56,6 +56,8 @@ class Guesses:
             windows_max_bytes=windows_max_bytes,
             reached_end=self._reached_end,
         )
+        self.active = self._windows.active
+        """Streams that share the windows."""
         self._beside = Scattered(
             self._accounts, ledger, latency, stream_max_bytes=stream_max_bytes, windows_max_bytes=windows_max_bytes
         )
@@ -131,8 +133,9 @@ class Guesses:
         if file.chain is None and not foretold:
             self._in_order.begin(now_s, file, late=late)
         read_bytes = (end_block - start_block) * BLOCK_BYTES
+        accounts, beside = self._accounts, self._beside
         file.read.total += read_bytes
-        self._accounts.read.total += read_bytes
+        accounts.read.total += read_bytes
         if file.whole is not None:
             self._in_order.read_whole(file, file.whole, missed=seen.result == "miss")
             return None
@@ -145,16 +148,18 @@ class Guesses:
             self._settle(file)
         if runs.is_time_to_look:
             for idle in runs.idle():
-                self._accounts.charge(file, idle)
+                accounts.charge(file, idle)
         if (join is Join.NEW or join is Join.EARLIER) and not foretold:
-            downward, active = run.downward_reads, self._windows.active_count
-            self._beside.stride(now_s, file, start_block, end_block, downward, late=late, active_count=active)
-        trusted = self._accounts.trusted(file)
+            stride = file.strides.observe(start_block, end_block, now_s, downward_reads=run.downward_reads)
+            if stride is not None:
+                beside.stride(now_s, file, stride, late=late, active_count=len(self.active))
+        trusted = not (file.trust.wasted_bytes or accounts.sequential.wasted_bytes) or accounts.trusted(file)
         if trusted and not foretold:
-            self._beside.look_abreast(file, run, join, start_block, end_block, seen.task_id)
+            beside.look_abreast(file, run, join, start_block, end_block, seen[1])
             if join is Join.NEW:
-                if runs.beginnings.blocks or runs.beginnings.wasted_blocks:
-                    self._beside.read_on(file, start_block, end_block)
+                beginnings = runs.beginnings
+                if beginnings.blocks or beginnings.wasted_blocks:
+                    beside.read_on(file, start_block, end_block)
             elif runs.may_be_turns:
                 self._take_turns(now_s, file, run, end_block - start_block)
         if run.window is None:

@@ -14,7 +14,7 @@ from spoke.prefetch.strides import StrideTable
 from spoke.prefetch.throughout import kind_of
 
 WHOLE_EXTENTS_FROM_BYTES = EXTENT_BYTES * 3 // 2
-_WINDOW_PIECES, _PIECE_MAX_EXTENTS = 16, 8
+_WINDOW_PIECES, _PIECE_MAX_EXTENTS = 16, 16
 
 
 class KnownFile:

@@ -141,6 +141,8 @@ class Finder:
         self._shapes = shapes
         self.votes = Votes()
         self._vain = 0
+        self.is_in_vain = False
+        """So many look-ups found nobody that few READs are worth one."""
         self._reads = 0
         self._total_steps = 0
 
@@ -151,12 +153,15 @@ class Finder:
     def found(self) -> None:
         """What was looked up was not in vain."""
         self._vain = 0
+        self.is_in_vain = False
+
+    def is_due(self) -> bool:
+        """While it ``is_in_vain``: whether a READ without a place is to be looked up, to be asked once for each."""
+        self._reads += 1
+        return not self._reads % _VAIN_EVERY
 
     def look_up(self, file: int, start_bytes: int, length_bytes: int) -> Found | None:
         """A place that this READ, together with some before it, shows; None if there is none yet."""
-        self._reads += 1
-        if self._vain > limits.ORDER_LOOKUPS_IN_VAIN and self._reads % _VAIN_EVERY:
-            return None
         order, most = self.order, limits.ORDER_CANDIDATES_MAX
         candidates = [
             Candidate(lane, position, fault=False)
@@ -173,6 +178,7 @@ class Finder:
             ]
         if candidates or not self._shapes.as_recorded:
             self._vain += 1
+            self.is_in_vain = self._vain > limits.ORDER_LOOKUPS_IN_VAIN
         if not candidates:
             return None
         candidates.sort()

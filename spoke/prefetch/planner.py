@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common import limits
-from common.blocks import BLOCK_BYTES, BlockRange
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from spoke.prefetch.chains import FileFacts, NextFile
 from spoke.prefetch.following import Following
 from spoke.prefetch.guesses import Guesses
@@ -25,6 +25,10 @@ from spoke.prefetch.succession import OrderRecorder
 from spoke.prefetch.window import Latency
 
 __all__ = ["Fetch", "FileFacts", "Planner", "ReadSeen"]
+
+_TAUGHT_READS = 16
+"""Who only learns is told of so many READs together: nothing is fetched by it, and each costs as much as what decides. More of them would
+save nothing more, and the order of an epoch be known later."""
 
 _QUIET_FROM_READS = 4  # fewer reads than this are not worth the bookkeeping of passing over them
 
@@ -54,10 +58,11 @@ class Planner:
     ) -> None:
         self._recorder = recorder
         self.on_read: Callable[[FileFacts, int, int], None] | None = None
-        """Told of what is learnt from: (file, offset, length), READs that go on in one piece."""
+        """Told by and by of what is learnt from: (file, offset, length), READs that go on in one piece."""
         self.on_noted: Callable[[Quiet, int], None] | None = None
         """Told of a reader whose READs were only noted, and where the last one ended, once he is heard again."""
         self._recording: Recording | None = None
+        self._untaught: list[tuple[float, FileFacts, int, int, bool]] = []
         self.scorecard = Scorecard()
         self._ledger = Ledger(self.scorecard)
         self._latency = Latency()
@@ -79,6 +84,7 @@ class Planner:
         )
         if recorder is not None:
             recorder.on_drop = self._forget_recording
+            recorder.on_look = self.teach
         self._handles: dict[int, FileFacts] = {}
         self._open_counts: dict[bytes, int] = {}
         self.quiet = QuietReads()
@@ -134,6 +140,7 @@ class Planner:
 
     def orders_of(self, version: bytes, extent_index: int | None) -> list[Mapping[str, Any]]:
         """Orders that have reads of a file, for ``explain``."""
+        self.teach()
         return self._following.orders_of(version, extent_index)
 
     def order(self, name: str) -> Order | None:
@@ -261,6 +268,23 @@ class Planner:
         """Learn from all reads that were only noted."""
         for version in self.quiet.versions():
             self._catch_up(now_s, version)
+        self.teach()
+
+    def teach(self) -> None:
+        """Tell who only learns of what was read up to now."""
+        untaught, on_read, recorder = self._untaught, self.on_read, self._recorder
+        if not untaught:
+            return
+        self._untaught = []
+        if on_read is not None:
+            for _, facts, offset_bytes, length_bytes, _ in untaught:
+                on_read(facts, offset_bytes, length_bytes)
+        if recorder is not None:
+            for now_s, facts, offset_bytes, length_bytes, explained in untaught:
+                recorder.read(now_s, facts, offset_bytes, length_bytes, explained=explained)
+            if recorder.recording is not self._recording:
+                self._recording = recorder.recording
+                self._following.watch(now_s, self._recording)
 
     def _catch_up(self, now_s: float, version: bytes) -> None:
         """Learn from the reads of a file that were only noted."""
@@ -305,30 +329,21 @@ class Planner:
         end_block = -(-(end_bytes if end_bytes < facts.size_bytes else facts.size_bytes) // BLOCK_BYTES)
         if start_block >= end_block:
             return
-        if self.on_read is not None:
-            self.on_read(facts, offset_bytes, length_bytes)
-        self._ledger.read(now_s, version, BlockRange(start_block, end_block - start_block), late=result != "hit")
-        foretold = False
-        quiet_bytes = None
-        may_explain = following.may_explain(version, offset_bytes)
-        if may_explain:
-            quiet_bytes = following.read(now_s, seen, other_streams=guesses.active_count)
-        recorder = self._recorder
-        if recorder is not None:
-            explained = quiet_bytes is not None and following.covers(version)
-            recorder.read(now_s, facts, offset_bytes, length_bytes, explained=explained)
-            if recorder.recording is not self._recording:
-                self._recording = recorder.recording
-                following.watch(now_s, self._recording)
+        self._ledger.read(now_s, version, (start_block, end_block - start_block), late=result != "hit")
+        quiet_bytes = following.read(now_s, seen, len(guesses.active))
+        untaught = self._untaught
+        is_covered = following.is_news and following.covers(version)
+        explained = quiet_bytes is not None and is_covered
+        untaught.append((now_s, facts, offset_bytes, length_bytes, explained))
+        if len(untaught) >= _TAUGHT_READS or length_bytes >= EXTENT_BYTES:  # what was noted of a stream is much already
+            self.teach()
         if quiet_bytes is not None:
             if result != "hit" or (file is not None and file.runs.abreast.is_seen):
                 guesses.waited_for(now_s, seen, facts, file, start_block, end_block)
             if quiet_bytes - end_bytes >= _QUIET_FROM_READS * length_bytes:
                 self.quiet.add(Quiet(seen, quiet_bytes))
             return
-        if may_explain and following.is_active:
-            foretold = following.covers(version)
-        quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=foretold)
+        quiet = guesses.read(now_s, seen, facts, file, start_block, end_block, foretold=is_covered)
         if quiet is not None:
             self.quiet.add(quiet)
 

@@ -12,7 +12,7 @@ fade. Each choice is left at another share than the one at which it is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from common.blocks import EXTENT_BYTES
@@ -88,6 +88,13 @@ class ReadAheadChooser:
     @property
     def seen(self) -> Seen:
         return Seen(self._streams, self._faults, self._ordered_faults, self._other)
+
+    def read_all(self, reads: Sequence[tuple[int, bytes, int, int, int]]) -> bool:
+        """Count these, each a handle, version, offset, length and the bytes of its faults: as :meth:`read`."""
+        changed = False
+        for handle_id, version, offset_bytes, length_bytes, fault_bytes in reads:
+            changed |= self.read(handle_id, version, offset_bytes, length_bytes, fault_bytes)
+        return changed
 
     def read(
         self, handle_id: int, version: bytes, offset_bytes: int, length_bytes: int, fault_bytes: int, reads: int = 1

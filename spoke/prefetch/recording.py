@@ -210,12 +210,10 @@ class Recording:
         rows = sorted(set(self._overlapping(file, start_bytes, end_bytes)))
         return [(0, row) for row in rows[:limit]]
 
-    def begins_at(self, version: bytes, offset_bytes: int) -> bool:
+    def begins_at(self, file: int, offset_bytes: int) -> bool:
         """A step begins at this place, at the cost of a look into the filter for most."""
-        number = self.numbers.get(version)
-        if number is None:
-            return False
-        return self._beginning_at(self.first_pages[number] + (offset_bytes >> PAGE_SHIFT)) is not None
+        place = self.first_pages[file] + (offset_bytes >> PAGE_SHIFT)
+        return place in self.seen and self._beginning_at(place) is not None
 
     def next_position(self, lane: int, file: int, start_bytes: int, end_bytes: int, from_position: int) -> int | None:
         rows = (row for row in self._overlapping(file, start_bytes, end_bytes) if row >= from_position)

@@ -21,6 +21,7 @@ class Scattered:
         self, accounts: Accounts, ledger: Ledger, latency: Latency, *, stream_max_bytes: int, windows_max_bytes: int
     ) -> None:
         self._accounts = accounts
+        self._trust = accounts.trusts[Reason.STRIDED]
         self._ledger = ledger
         self._latency = latency
         self._stream_max_bytes = stream_max_bytes
@@ -32,17 +33,14 @@ class Scattered:
         self,
         now_s: float,
         file: KnownFile,
-        start_block: int,
-        end_block: int,
-        downward: int,
+        stride: Stride,
         *,
         late: bool,
         active_count: int,
     ) -> None:
-        """A read that continues no run: the next of a progression perhaps. ``active_count``: of streams that share the windows."""
+        """A read that is the next of a progression. ``active_count``: of streams that share the windows."""
         strides = file.strides
-        stride = strides.observe(start_block, end_block, now_s, downward_reads=downward)
-        if stride is None or not (file.trust.earned and self._accounts.trusts[Reason.STRIDED].earned):
+        if not (file.trust.earned and self._trust.earned):
             return
         cap_bytes = min(self._stream_max_bytes, self._windows_max_bytes // (active_count + len(strides)))
         latency_s = self._latency.latency_s
@@ -51,7 +49,8 @@ class Scattered:
             stride, now_s, late=late, latency_s=latency_s, cap_bytes=cap_bytes, least_blocks=least_blocks
         ):
             self.pieces.append((file, stride, blocks))
-        self._accounts.settle_strides(file)
+        if strides.wasted_bytes:
+            self._accounts.settle_strides(file)
 
     def read_on(self, file: KnownFile, start_block: int, end_block: int) -> None:
         """A place was begun that, as the last ones were, will be read on at once."""
@@ -72,8 +71,8 @@ class Scattered:
         abreast = file.runs.abreast
         most_blocks = self._windows_max_bytes // BLOCK_BYTES
         if join is Join.NEW:
-            abreast.begun(start_block, end_block, task_id, file.block_count, most_blocks)
-            abreast.began(min(first_bytes(file), self._stream_max_bytes, self._windows_max_bytes) // BLOCK_BYTES)
+            if abreast.begun(start_block, end_block, task_id, file.block_count, most_blocks):
+                abreast.began(min(first_bytes(file), self._stream_max_bytes, self._windows_max_bytes) // BLOCK_BYTES)
         elif join is Join.JOINED:
             abreast.read_on(run.start_block, run.next_block, min(file.block_count, run.start_block + most_blocks))
         if abreast.waited:

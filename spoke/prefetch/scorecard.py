@@ -127,7 +127,11 @@ class Ledger:
         """Blocks came; seconds since they were planned, or None if they were not."""
         took_s: float | None = None
         extents = self._extents
-        for index, mask in masks_of(blocks):
+        first_block, count = blocks
+        bit, masks = first_block % EXTENT_BLOCKS, None
+        if bit + count > EXTENT_BLOCKS:
+            masks = masks_of(blocks)
+        for index, mask in masks or ((first_block // EXTENT_BLOCKS, LOWEST[count] << bit),):
             extent = extents.get((version, index))
             if extent is None:
                 continue
@@ -175,7 +179,7 @@ class Ledger:
         """The cache let blocks go; those that nobody had read were wasted: returns their bytes, by what they were fetched for."""
         return self._clear(version, blocks, count_waste=True)
 
-    def read(self, now_s: float, version: bytes, blocks: BlockRange, *, late: bool) -> None:
+    def read(self, now_s: float, version: bytes, blocks: tuple[int, int], *, late: bool) -> None:
         """Blocks were read. ``late``: the reader waits for some; otherwise what still counts as outstanding was there all along."""
         extents = self._extents
         first_block, count = blocks

@@ -22,7 +22,7 @@ from spoke.prefetch.streams import Run
 from spoke.prefetch.window import Latency, Window
 
 _UNHEARD_FROM_BYTES = 8 * EXTENT_BYTES
-_UNHEARD_SHARE = 4
+_UNHEARD_SHARE = 2
 """So much of its window a stream alone may be read on, its pieces planned, before it is learnt from: so its order is recorded late, too."""
 
 _QUIET_MAX_S = limits.PREFETCH_ACTIVE_S / 4
@@ -52,21 +52,21 @@ class StreamWindows:
         self._windows_max_bytes = windows_max_bytes
         self._reached_end = reached_end
         self.jobs: OrderedDict[int, Job] = OrderedDict()
-        self._active: OrderedDict[int, Run] = OrderedDict()
+        self.active: OrderedDict[int, Run] = OrderedDict()
         self._all_active_until_s = 0.0
         self._keep_bytes, self._together_bytes = sys.maxsize, windows_max_bytes
 
     @property
     def active_count(self) -> int:
-        return len(self._active)
+        return len(self.active)
 
     def inactive(self, run: Run) -> None:
         """Another goes on for it, or it takes a share for PREFETCH_ACTIVE_S more."""
-        self._active.pop(run.stream_id, None)
+        self.active.pop(run.stream_id, None)
 
     def drop(self, run: Run) -> None:
         """Its file forgot it."""
-        self._active.pop(run.stream_id, None)
+        self.active.pop(run.stream_id, None)
         self.jobs.pop(run.stream_id, None)
 
     def keep_within(self, most_bytes: int | None) -> None:
@@ -78,7 +78,7 @@ class StreamWindows:
         """Returns the block up to which further reads of the run would change nothing here."""
         window = run.window
         assert window is not None
-        active = self._active
+        active = self.active
         if run.stream_id in active:
             active.move_to_end(run.stream_id)
         else:
@@ -102,7 +102,7 @@ class StreamWindows:
         """The reader of a stream, which was read up to ``end_block``, if nothing is to be planned up to ``quiet_block``."""
         run.quiet = quiet = Quiet(seen, self._quiet_bytes(file, end_block, quiet_block))
         window = run.window
-        if window is None or window.window_bytes < _UNHEARD_FROM_BYTES or len(self._active) != 1:
+        if window is None or window.window_bytes < _UNHEARD_FROM_BYTES or len(self.active) != 1:
             return quiet  # of several, each is heard: how many they are tells how wide their windows may be
         # Being late widens a full one no more; where the link is the limit, most READs are late.
         quiet.takes_late = window.is_full and run.planned_block < file.block_count
@@ -179,7 +179,7 @@ class StreamWindows:
         window, next_block = run.window, -(-end_bytes // BLOCK_BYTES)
         if window is None or next_block > last_block or run.charged_blocks:
             return 0
-        if len(self._active) != 1 or run.stream_id not in self._active:
+        if len(self.active) != 1 or run.stream_id not in self.active:
             return 0
         if window_end(file, next_block, window.window_bytes) >= file.block_count:
             return 0
@@ -242,7 +242,7 @@ class StreamWindows:
 
     def _forget_inactive(self, now_s: float) -> None:
         """The longest unread no longer share the windows; there are two at least, and the last one was just read."""
-        active = self._active
+        active = self.active
         idle_before_s = now_s - limits.PREFETCH_ACTIVE_S
         while True:
             oldest_id, oldest = next(iter(active.items()))

@@ -204,20 +204,22 @@ class RunTable:
             return echoed, Join.ECHO
         later = by_start.pop(end_block, None)
         if later is not None:  # the earlier read came second
-            later.evidence_blocks += end_block - start_block
-            later.start_block = start_block
-            later.reads += 1
-            later.downward_reads += 1
-            later.last_read_s = now_s
-            by_start[start_block] = later
-            self._candidates.move_to_end(later.stream_id)
-            self._turns.visited(later)
-            self._join_share += (1.0 - self._join_share) / _HISTORY_READS
+            self._extend_down(later, start_block, end_block, now_s)
             return later, Join.EARLIER
         run = Run(new_id, start_block, end_block, now_s)
         run.last_read = self._reads
-        self.beginnings.begun(run, self._turns.last)
-        self._turns.begun(run)
+        # One begun and left, after another such: most reads at random are. Calls would be half of what that costs.
+        turns, beginnings = self._turns, self.beginnings
+        last = turns.last
+        if beginnings.count or beginnings.guessed_block or (last is not None and last.reads > 1):
+            beginnings.begun(run, last)
+        else:
+            beginnings.run = run
+        if turns.count or last is None:
+            turns.begun(run)
+        else:
+            last.after_id = new_id
+            turns.last = run
         self._join_share -= self._join_share / _HISTORY_READS
         candidates = self._candidates
         if start_block in by_start:
@@ -226,7 +228,11 @@ class RunTable:
         by_next[end_block] = run
         by_start[start_block] = run
         if len(candidates) > limits.PREFETCH_CANDIDATES_PER_FILE:
-            self._forget_candidate(next(iter(candidates.values())))
+            _, oldest = candidates.popitem(last=False)
+            if by_start.get(oldest.start_block) is oldest:
+                del by_start[oldest.start_block]
+            if by_next.get(oldest.next_block) is oldest:
+                del by_next[oldest.next_block]
         return run, Join.NEW
 
     def is_stream(self, run: Run, start_block: int, end_block: int, *, trusted: bool) -> bool:
@@ -363,6 +369,17 @@ class RunTable:
         run.last_read_s = now_s
         run.quiet = None
         (self._candidates if run.window is None else self._streams).move_to_end(run.stream_id)
+
+    def _extend_down(self, run: Run, start_block: int, end_block: int, now_s: float) -> None:
+        run.evidence_blocks += end_block - start_block
+        run.start_block = start_block
+        run.reads += 1
+        run.downward_reads += 1
+        run.last_read_s = now_s
+        self._by_start[start_block] = run
+        self._candidates.move_to_end(run.stream_id)
+        self._turns.visited(run)
+        self._join_share += (1.0 - self._join_share) / _HISTORY_READS
 
     def _merge_at_end(self, run: Run) -> Run:
         """Join what begins where ``run`` ends (it came early) and what ends there too; returns the one that stays."""

@@ -205,6 +205,15 @@ class StrideTable:
 
     def _advance(self, stride: Stride, start_block: int) -> None:
         step_blocks, by_next = stride.step_blocks, self._by_next
+        if start_block == stride.at_block + step_blocks:  # none was skipped: most
+            del by_next[start_block]
+            stride.at_block = start_block
+            stride.reads += 1
+            if stride.planned:
+                stride.planned -= 1
+            by_next.setdefault(start_block + _STEPS_SKIPPED * step_blocks, stride)
+            self._strides.move_to_end(stride.stride_id)
+            return
         steps = (start_block - stride.at_block) // step_blocks
         for place in range(stride.at_block + step_blocks, start_block + step_blocks, step_blocks):
             if by_next.get(place) is stride:

@@ -38,10 +38,14 @@ _FILE_BYTES = 400
 _RECORDINGS = 3  # one grows, one waits, one is written
 
 
+def _nothing_untold() -> None: ...
+
+
 class OrderRecorder:
     """``memory_bytes``: for all recordings, the one that grows, one that waits and one that is being written.
 
-    ``on_end`` is called when :meth:`take` has something, ``on_drop`` with a recording that nobody will ever take.
+    ``on_end`` is called when :meth:`take` has something, ``on_drop`` with a recording that nobody will ever take; ``on_look`` before
+    anything else than a READ happens to what was recorded: READs may be told of by several.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -50,6 +54,7 @@ class OrderRecorder:
         self.max_files = max(_HEAD_STEPS, each_bytes // 4 // _FILE_BYTES)
         self.on_end: Callable[[], None] | None = None
         self.on_drop: Callable[[Recording], None] | None = None
+        self.on_look: Callable[[], None] = _nothing_untold
         self.epochs_total = 0
         self._begun_total = 0
         self.dropped_total = 0
@@ -91,16 +96,19 @@ class OrderRecorder:
 
     def tend(self, now_s: float, open_handles: int) -> None:
         """End what nobody goes on with: a job that closed all its files, or one that rests longer than an evaluation takes."""
+        self.on_look()
         rest_s = limits.LEARN_REST_S if open_handles else limits.LEARN_CLOSED_REST_S
         if len(self.recording.steps) and now_s - self._last_read_s >= rest_s:
             self._end("job")
 
     def stop(self) -> None:
         """The daemon ends: what was recorded so far is all there will be."""
+        self.on_look()
         self._end("stop")
 
     def reset(self) -> None:
         """Forget what was recorded."""
+        self.on_look()
         finished, self._finished = self._finished, None
         self._drop(finished)
         self._drop(self.recording)
@@ -114,6 +122,7 @@ class OrderRecorder:
     @property
     def steps(self) -> int:
         """Recorded of the epoch that is read now."""
+        self.on_look()
         return len(self.recording.steps)
 
     # --- inside ------------------------------------------------------------------------------------------

@@ -65,11 +65,12 @@ class _Visit:
 
 
 class Throughout:
-    """``max_bytes``: what may lie ahead, fetched and not read, in all such files together; a file is half of it at most."""
+    """``max_bytes``: what may lie ahead, fetched and not read, in all such files together; ``file_max_bytes``, half of it at most:
+    larger ones are none."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._file_max_bytes = min(limits.PREFETCH_THROUGHOUT_FILE_MAX_BYTES, max_bytes // 2)
+        self.file_max_bytes = min(limits.PREFETCH_THROUGHOUT_FILE_MAX_BYTES, max_bytes // 2)
         self._visits: OrderedDict[bytes, _Visit] = OrderedDict()
         self._kinds: OrderedDict[tuple[bytes, bytes], deque[bool]] = OrderedDict()
         self._ahead_blocks = 0
@@ -79,9 +80,6 @@ class Throughout:
         """Planned, and neither read nor evicted."""
         return self._ahead_blocks * BLOCK_BYTES
 
-    def may_be(self, size_bytes: int) -> bool:
-        return size_bytes <= self._file_max_bytes
-
     def read(
         self, facts: FileFacts, start_block: int, end_block: int, read_bytes: int, *, may_fetch: bool
     ) -> list[BlockRange]:
@@ -89,9 +87,8 @@ class Throughout:
 
         ``may_fetch``: what was fetched before was of use; else it only learns.
         """
-        blocks = BlockRange(start_block, end_block - start_block)
         visit = self._visits.get(facts.version)
-        if visit is None or (visit.is_over and visit.has_most_of(blocks)):
+        if visit is None or (visit.is_over and visit.has_most_of(BlockRange(start_block, end_block - start_block))):
             visit = self._begin(facts)
         visit.reads += 1
         visit.places += start_block != visit.next_block
@@ -99,7 +96,7 @@ class Throughout:
         if visit.places <= _FEWEST_PLACES:
             visit.began_bytes = read_bytes
         covered, planned = visit.covered, visit.planned
-        for index, mask in masks_of(blocks):
+        for index, mask in masks_of((start_block, end_block - start_block)):
             before = covered.get(index, 0)
             new = mask & ~before
             if new != mask:
@@ -123,7 +120,7 @@ class Throughout:
             return []
         if not may_fetch or visit.places < _FEWEST_PLACES or visit.next_index >= visit.extent_count:
             return []
-        if not self._is_proven(visit.kind):
+        if visit.kind not in self._kinds or not self._is_proven(visit.kind):
             return []
         return list(self._plan(visit))
 

@@ -34,24 +34,24 @@ class Turns:
     """``kept``: the runs, no streams yet when they were visited, that lately came in the same order as the time before.
 
     Each run knows which was visited after it (``after_id``), so a visit costs a comparison, however many there are. ``has_news``: one
-    more came in its turn. ``share``: of the last visits those that came in their turn.
+    more came in its turn, ``count`` in a row. ``share``: of the last visits those that came in their turn.
     """
 
-    __slots__ = ("_count", "has_news", "kept", "last", "share")
+    __slots__ = ("count", "has_news", "kept", "last", "share")
 
     def __init__(self) -> None:
         self.last: Run | None = None
         self.kept: list[Run] = []
         self.has_news = False
         self.share = 1.0
-        self._count = 0
+        self.count = 0
 
     def begun(self, run: Run) -> None:
         """A read went where no run ends."""
         if self.last is not None:
             self.last.after_id = run.stream_id
         self.last = run
-        if self._count:
+        if self.count:
             self._break()
 
     def visited(self, run: Run) -> None:
@@ -65,15 +65,15 @@ class Turns:
             else:
                 self.share -= self.share / _VISITS
                 last.after_id = run.stream_id
-                if self._count:
+                if self.count:
                     self._break()
         self.last = run
         if run.window is None or run.on_faith:
             if run.on_faith:
                 run.on_faith = False
                 run.evidence_blocks = run.next_block - run.start_block
-            self._count += 1
-            self.has_news = self._count >= _FEWEST
+            self.count += 1
+            self.has_news = self.count >= _FEWEST
             if run.window is None and len(self.kept) < _KEPT_MAX:
                 self.kept.append(run)
 
@@ -81,15 +81,15 @@ class Turns:
         """No chance: one of ``ends`` was met, and each time after that just the one whose turn it was."""
         self.has_news = False
         probability = max(2, read_blocks) / block_count
-        return probability < 1.0 and ends * probability ** min(self._count, _KEPT_MAX) < _CHANCE
+        return probability < 1.0 and ends * probability ** min(self.count, _KEPT_MAX) < _CHANCE
 
     @property
     def ahead(self) -> int:
         """How many of those whose turn comes next are believed: the more, the more have kept theirs."""
-        return _AHEAD * self._count
+        return _AHEAD * self.count
 
     def _break(self) -> None:
-        self._count = 0
+        self.count = 0
         self.has_news = False
         self.kept.clear()
 
@@ -99,41 +99,43 @@ class Beginnings:
 
     ``blocks``: what a place that begins now is worth from its beginning on; 0: nothing is known. ``wasted_blocks``: guessed and not
     read, until taken.
+
+    ``run``: the place begun last, of which ``guessed_block`` was fetched (0: nothing); ``count`` before it were read on in a row.
     """
 
-    __slots__ = ("_count", "_guessed_block", "_needed", "_run", "_shortest_blocks", "blocks", "wasted_blocks")
+    __slots__ = ("_needed", "_shortest_blocks", "blocks", "count", "guessed_block", "run", "wasted_blocks")
 
     def __init__(self) -> None:
-        self._run: Run | None = None
+        self.run: Run | None = None
         self._shortest_blocks = 0
-        self._count = 0
+        self.count = 0
         self._needed = _BURSTS
-        self._guessed_block = 0
+        self.guessed_block = 0
         self.blocks = 0
         self.wasted_blocks = 0
 
     def begun(self, run: Run, last: Run | None) -> None:
         """A place was begun; ``last`` was read before."""
-        before = self._run
-        self._run = run
+        before = self.run
+        self.run = run
         if before is None:
             return
-        if self._guessed_block:
-            self.wasted_blocks += max(0, self._guessed_block - before.next_block)
-            self._guessed_block = 0
+        if self.guessed_block:
+            self.wasted_blocks += max(0, self.guessed_block - before.next_block)
+            self.guessed_block = 0
         if before is last and before.reads > 1:
             blocks = before.next_block - before.start_block
-            self._shortest_blocks = min(self._shortest_blocks, blocks) if self._count else blocks
+            self._shortest_blocks = min(self._shortest_blocks, blocks) if self.count else blocks
             if self.blocks:
                 self._needed = max(_BURSTS, self._needed - 1)
-            self._count += 1
-            if self._count >= self._needed:
+            self.count += 1
+            if self.count >= self._needed:
                 self.blocks = min(self._shortest_blocks, _BURST_MAX_BLOCKS)
-        elif self._count:
+        elif self.count:
             if self.blocks:
                 self._needed = min(2 * self._needed, _BURSTS_MOST)
-            self._count = self.blocks = 0
+            self.count = self.blocks = 0
 
     def guessed(self, end_block: int) -> None:
         """Of the place begun last so much was fetched."""
-        self._guessed_block = end_block
+        self.guessed_block = end_block

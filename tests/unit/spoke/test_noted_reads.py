@@ -185,3 +185,27 @@ def test_late_reads_of_several_are_heard_for_their_share_of_the_windows_changes(
             for fetch in fetches:
                 planner.arrived(number / 1000, fetch.version, fetch.blocks)
     assert heard == reads * streams if streams > 1 else heard < reads // 4
+
+
+def test_who_only_learns_is_told_of_reads_together_and_of_all_before_anybody_asks(tmp_path: Path) -> None:
+    """Fewer READs than are told of at once, in no order: they are known to whoever looks, and only then."""
+
+    def run() -> None:
+        stub, handle = Stub(tmp_path), Handle(1, b"f", VERSION, SIZE)
+        stub.ahead.opened(handle, 1)
+        recorder = stub.planner._recorder
+        assert recorder is not None
+        for number in range(10):
+            stub.ahead.read(handle, 1, (7919 * number % 1000) * MIB + MIB // 2, READ, "miss")
+        assert len(recorder.recording.steps) == 0
+        assert stub.last_job.touched_bytes(b"f", VERSION) == 10 * READ
+        assert recorder.steps == 10
+        for number in range(10, 15):
+            stub.ahead.read(handle, 1, (7919 * number % 1000) * MIB + MIB // 2, READ, "miss")
+        recorder.stop()
+        finished = recorder.take()
+        assert finished is None, "too short to be kept"
+        assert stub.last_job.facts()["bytes"] == 15 * READ
+        assert stub.ahead.read_ahead.facts()["seen"]["other"] == 15.0
+
+    stepping(run)

@@ -150,5 +150,5 @@ def test_what_lies_ahead_is_bounded_and_given_back_as_it_is_read_or_evicted() ->
 
 
 def test_too_large_a_file_is_none_of_its_business() -> None:
-    assert not Throughout(ROOM).may_be(200 * MIB)
-    assert not Throughout(16 * MIB).may_be(CHUNK)
+    assert Throughout(ROOM).file_max_bytes < 200 * MIB
+    assert Throughout(16 * MIB).file_max_bytes < CHUNK
