@@ -244,8 +244,7 @@ class Ahead:
         )
         if budget_bytes < EXTENT_BYTES:
             return  # what arrives makes room for a whole one
-        # What the disk does not take in time is lost before it is read, if it lies further ahead than memory keeps in its stead.
-        keep_bytes = fetcher.memory.bypass_bytes if fetcher.is_behind else None
+        keep_bytes = self._keep_within(fetcher, 2 * planner.outstanding_limit_bytes)
         if keep_bytes != self._keep_bytes:
             self._keep_bytes = keep_bytes
             planner.keep_within(keep_bytes)
@@ -259,6 +258,15 @@ class Ahead:
         # It plans a little at a time, so that readers come in between.
         if fetches and budget_bytes >= EXTENT_BYTES and planner.has_plans:
             asyncio.get_running_loop().call_soon(self._pump)
+
+    def _keep_within(self, fetcher: Fetcher, ample_bytes: int) -> int | None:
+        """How far streams may run ahead, all together, for what the disk does now; None: as their windows reach."""
+        if (
+            fetcher.is_behind
+        ):  # what it does not take in time is lost before it is read, further ahead than memory keeps in its stead
+            return fetcher.memory.bypass_bytes
+        # Memory for what waits is made anew where all buffers are in use, which costs as much as the bytes' way through it.
+        return ample_bytes if fetcher.write_backlog_bytes > ample_bytes else None
 
     def _hurry(self, planner: Planner, fetcher: Fetcher) -> None:
         """Ask for what readers stand before: not prefetch, so only memory bounds it."""
