@@ -28,6 +28,10 @@ from spoke.reads import Handle, ReadResult
 REASON_NUMBERS = {reason: number for number, reason in enumerate(Reason, start=1)}
 """As the history of an extent keeps why it was fetched ahead; 0 is not said."""
 
+_ROOM_BYTES = 2 * EXTENT_BYTES
+_MUCH_ASKED_BYTES = 8 * EXTENT_BYTES
+"""With so much under way what is planned next is looked for once for several extents: it takes as long for one."""
+
 
 class Ahead:
     """Observer of reads and of arrivals. ``planner`` None: only counts (``--no-prefetch``).
@@ -242,8 +246,8 @@ class Ahead:
             fetcher.memory.prefetch_bytes - unwritten_bytes,
             fetcher.memory.prefetch_room_bytes(fetcher.held_bytes),
         )
-        if budget_bytes < EXTENT_BYTES:
-            return  # what arrives makes room for a whole one
+        if budget_bytes < EXTENT_BYTES or (budget_bytes < _ROOM_BYTES and asked_bytes >= _MUCH_ASKED_BYTES):
+            return  # what arrives makes room: for a whole one, and for some together where much is on its way
         keep_bytes = self._keep_within(fetcher, 2 * planner.outstanding_limit_bytes)
         if keep_bytes != self._keep_bytes:
             self._keep_bytes = keep_bytes
