@@ -766,6 +766,9 @@ PREFETCH_BEGUN_PIECE_BLOCKS = 32
 a new connection takes 65,535 bytes in its first round trip (a SYN's window has 16 bits), which hold one such piece behind 16 KiB
 of demand, headers included. A piece that ends beyond them comes a round trip later as a whole. Split."""
 
+PREFETCH_SHORT_RTT_S = 0.005
+"""On a path with a shorter round trip it asks for extents from the start: one more costs less than what each piece costs (0.3 ms)."""
+
 PREFETCH_FIRST_BYTES = 4 * 1024 * 1024
 PREFETCH_FIRST_SHARE = 64
 """Fetched with the first read of a file that begins at its first byte, but at most 1/64 of the file: two round trips of what nine

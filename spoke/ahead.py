@@ -30,6 +30,10 @@ _tuple_new = tuple.__new__  # a named tuple's own is a function more for each RE
 REASON_NUMBERS = {reason: number for number, reason in enumerate(Reason, start=1)}
 """As the history of an extent keeps why it was fetched ahead; 0 is not said."""
 
+_ROOM_BYTES = 2 * EXTENT_BYTES
+_MUCH_ASKED_BYTES = 8 * EXTENT_BYTES
+"""With so much under way what is planned next is looked for once for several extents: it takes as long for one."""
+
 
 class Ahead:
     """Observer of reads and of arrivals. ``planner`` None: only counts (``--no-prefetch``).
@@ -242,10 +246,9 @@ class Ahead:
             fetcher.memory.prefetch_bytes - unwritten_bytes,
             fetcher.memory.prefetch_room_bytes(fetcher.held_bytes),
         )
-        if budget_bytes < EXTENT_BYTES:
-            return  # what arrives makes room for a whole one
-        # What the disk does not take in time is lost before it is read, if it lies further ahead than memory keeps in its stead.
-        keep_bytes = fetcher.memory.bypass_bytes if fetcher.is_behind else None
+        if budget_bytes < EXTENT_BYTES or (budget_bytes < _ROOM_BYTES and asked_bytes >= _MUCH_ASKED_BYTES):
+            return  # what arrives makes room: for a whole one, and for some together where much is on its way
+        keep_bytes = self._keep_within(fetcher, 2 * planner.outstanding_limit_bytes)
         if keep_bytes != self._keep_bytes:
             self._keep_bytes = keep_bytes
             planner.keep_within(keep_bytes)
@@ -259,6 +262,15 @@ class Ahead:
         # It plans a little at a time, so that readers come in between.
         if fetches and budget_bytes >= EXTENT_BYTES and planner.has_plans:
             asyncio.get_running_loop().call_soon(self._pump)
+
+    def _keep_within(self, fetcher: Fetcher, ample_bytes: int) -> int | None:
+        """How far streams may run ahead, all together, for what the disk does now; None: as their windows reach."""
+        if (
+            fetcher.is_behind
+        ):  # what it does not take in time is lost before it is read, further ahead than memory keeps in its stead
+            return fetcher.memory.bypass_bytes
+        # Memory for what waits is made anew where all buffers are in use, which costs as much as the bytes' way through it.
+        return ample_bytes if fetcher.write_backlog_bytes > ample_bytes else None
 
     def _hurry(self, planner: Planner, fetcher: Fetcher) -> None:
         """Ask for what readers stand before: not prefetch, so only memory bounds it."""

@@ -413,6 +413,7 @@ class Fetcher:
                     self.on_behind(False)
                     self.disk_is_well()
                 self._unwritten_count -= len(run)
+                del run  # or its memory waits for the next one to write
                 if not self._unwritten_count:
                     self._nothing_unwritten.set()
 

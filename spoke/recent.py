@@ -14,7 +14,8 @@ _EXTENT_SHIFT = EXTENT_BYTES.bit_length() - 1
 
 
 class Recent:
-    """At most ``capacity_bytes``, the longest here forgotten first; of each extent only the piece that came last."""
+    """At most ``capacity_bytes``; forgotten first is what was read to its end, then the longest here. Of each extent only the piece that
+    came last."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -33,9 +34,12 @@ class Recent:
 
     def find(self, version: bytes, offset_bytes: int, length_bytes: int) -> Landed | None:
         """The piece that holds all these bytes."""
-        piece = self._pieces.get((version, offset_bytes >> _EXTENT_SHIFT))
-        if piece is None or offset_bytes < piece.offset_bytes or offset_bytes + length_bytes > piece.end_bytes:
+        key = (version, offset_bytes >> _EXTENT_SHIFT)
+        piece, end_bytes = self._pieces.get(key), offset_bytes + length_bytes
+        if piece is None or offset_bytes < piece.offset_bytes or end_bytes > piece.end_bytes:
             return None
+        if end_bytes == piece.end_bytes:  # its reader goes on: room for what he has not come to
+            self._pieces.move_to_end(key, last=False)
         return piece
 
     def forget(self) -> None:

@@ -16,7 +16,7 @@ from common.wire.handshake import Handshake
 from common.wire.message_codec import TYPE_OF, DataHead, Payload, cut_text, decode, decode_data_head, encode
 from common.wire.moves import FEED, MAY_RECEIVE, MAY_SEND, WITHOUT_ID, Role, State
 from common.wire.receiver import Receiver
-from common.wire.requests import ID_LIMIT, OpenPings, OpenReads
+from common.wire.requests import ID_LIMIT, OpenPings, OpenRead, OpenReads
 
 __all__ = ["WIRE_VERSIONS", "Closed", "Connection", "Event", "LocalProtocolError", "Received", "Role", "State"]
 
@@ -56,6 +56,8 @@ class Connection:
         self._ended_by_peer = False
         self._handshake = Handshake(versions)
         self._reads = OpenReads()
+        self._answer: tuple[OpenRead, int]
+        """Of the DATA whose payload is on its way: its READ, and what that will be owed."""
         self._next_id = 1
         self._feed_number = 0
         self._pings_sent = OpenPings()
@@ -302,7 +304,7 @@ class Connection:
         if header.type is FrameType.DATA:
             head = decode_data_head(header, packed_map)
             self._handshake.check_codec(head.codec)
-            self._reads.check_answer(header.request_id, head.blocks, head.last)
+            self._answer = self._reads.check_answer(header.request_id, head.blocks, head.last)
             return head
         return bytes(packed_map) if header.payload_bytes else decode(header, packed_map, b"")
 
@@ -310,7 +312,7 @@ class Connection:
         if isinstance(head, DataHead):
             # CANCEL may have been sent while the payload was on its way.
             if self._wants_answer(header):
-                self._reads.answer(header.request_id, head.blocks, head.last)
+                self._reads.answered(header.request_id, *self._answer)
                 self._events.append(Received(header.request_id, m.Data(*head, payload)))
             return
         if header.type in FEED and header.request_id != self._feed_number:

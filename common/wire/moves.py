@@ -15,6 +15,8 @@ class Role(Enum):
     HUB = "hub"
     SPOKE = "spoke"
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and each frame looks some up
+
     @property
     def peer(self) -> Role:
         return Role.SPOKE if self is Role.HUB else Role.HUB
@@ -33,6 +35,8 @@ class State(Enum):
     PROVEN = "proven"
     READY = "ready"
     CLOSED = "closed"
+
+    __hash__ = object.__hash__
 
 
 _END = frozenset({F.ERROR, F.GOODBYE})

@@ -100,9 +100,12 @@ class OpenReads:
 
     def answer(self, request_id: int, blocks: BlockRange, last: bool) -> None:
         """Note a DATA. Raises ProtocolError, and changes nothing, as ``check_answer`` does."""
-        read, owed = self.check_answer(request_id, blocks, last)
+        self.answered(request_id, *self.check_answer(request_id, blocks, last))
+
+    def answered(self, request_id: int, read: OpenRead, owed: int) -> None:
+        """The DATA is whole for which ``check_answer`` gave this."""
         read.owed = owed
-        if last:
+        if not owed:
             self.end(request_id)
 
     def end(self, request_id: int) -> None:

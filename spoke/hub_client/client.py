@@ -261,12 +261,12 @@ class HubClient:
             most_bytes = limits.CONTROL_DEMAND_BYTES if control.requests else limits.CONTROL_ALONE_BYTES
             if control.outstanding_bytes + _byte_count(request) <= most_bytes:
                 return control
+        if request.priority is Priority.PREFETCH:
+            return _roomiest([link for link in self.links.up if link.role == "bulk"] or self.links.up)
         open_links = [link for link in self.links.up if len(link.requests) < limits.REQUESTS_MAX_OUTSTANDING]
         if not open_links:
             return None
         bulk = [link for link in open_links if link.role == "bulk"] or open_links
-        if request.priority is Priority.PREFETCH:
-            return _roomiest(bulk)
         if request.patient:
             # Prefetch takes no room from it: the hub sends it afterwards.
             freest = min(bulk, key=lambda link: sizing.wait_of(link.demand_bytes, link.received_bytes))
@@ -414,15 +414,21 @@ def _wait_of(link: Link) -> float:
 
 def _roomiest(links: list[Link]) -> Link | None:
     """The first with the least wait of those that have room, asked for with each extent; nothing waits less than where nothing waits."""
-    best, least = None, math.inf
+    best, least, least_bytes = None, math.inf, math.inf
     for link in links:
         outstanding_bytes = link.outstanding_bytes
         if not outstanding_bytes:
             return link
+        if outstanding_bytes >= least_bytes or len(link.requests) >= limits.REQUESTS_MAX_OUTSTANDING:
+            continue
         if outstanding_bytes < sizing.most_outstanding_bytes(link.received_bytes):
             wait = sizing.wait_of(outstanding_bytes, link.received_bytes)
             if wait < least:
-                best, least = link, wait
+                best, least, least_bytes = (
+                    link,
+                    wait,
+                    wait * limits.LINK_GROWN_BYTES,
+                )  # so much waits as long where least does
     return best
 
 

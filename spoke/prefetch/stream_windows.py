@@ -133,6 +133,7 @@ class StreamWindows:
                 window_bytes < limits.PREFETCH_START_BYTES
                 and run.evidence_blocks < _START_BLOCKS
                 and reason is Reason.SEQUENTIAL
+                and self._latency.rtt_s > limits.PREFETCH_SHORT_RTT_S
             ):
                 begun = run.evidence_blocks >= EXTENT_BLOCKS
                 cut_blocks = limits.PREFETCH_BEGUN_PIECE_BLOCKS if begun else limits.PREFETCH_START_PIECE_BLOCKS

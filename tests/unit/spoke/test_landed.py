@@ -77,3 +77,14 @@ def test_recent_memory_is_bounded_and_given_back() -> None:
     assert kept == [2, 3]
     recent.forget()
     assert recent.find(ONE, 3 * EXTENT_BYTES, BLOCK_BYTES) is None
+
+
+def test_what_was_read_to_its_end_makes_room_before_what_its_reader_has_not_come_to() -> None:
+    recent = Recent(4 * EXTENT_BYTES)
+    for extent in range(4):
+        recent.add(ONE, Landed(BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS), bytes(EXTENT_BYTES), b""))
+    assert recent.find(ONE, EXTENT_BYTES, EXTENT_BYTES - 1)
+    assert recent.find(ONE, 2 * EXTENT_BYTES, EXTENT_BYTES)
+    for extent in range(4, 6):
+        recent.add(ONE, Landed(BlockRange(extent * EXTENT_BLOCKS, EXTENT_BLOCKS), bytes(EXTENT_BYTES), b""))
+    assert [extent for extent in range(6) if recent.find(ONE, extent * EXTENT_BYTES, 1)] == [1, 3, 4, 5]

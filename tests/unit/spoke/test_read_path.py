@@ -7,6 +7,7 @@ import time
 import pytest
 
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
+from common.buffers import EXTENT_BUFFERS
 from common.errors import CorruptData, DeadlineExceeded, HeadraceError, SourceReadError, StaleVersion
 from common.limits import LINK_YOUNG_BYTES
 from common.serving.source import Extent
@@ -478,3 +479,18 @@ async def test_what_landed_and_waits_for_a_slow_disk_is_served_at_once(make_read
     await path.fetcher.written()
     assert path.fetcher.find_landed(handle.version, 0, 4096) is None, "the cache has it"
     assert bytes(path.reads.read_nowait(handle, 0, 131072, 1) or b"") == data[:131072]
+
+
+async def test_nothing_keeps_the_memory_of_what_was_written(make_read_path) -> None:
+    def in_use_bytes() -> int:
+        return len(EXTENT_BUFFERS) * EXTENT_BYTES - EXTENT_BUFFERS.idle_bytes
+
+    path = await make_read_path({b"f": bytes(8 * MIB)})
+    handle = path.open(b"f")
+    before_bytes = in_use_bytes()
+    path.fetcher.prefetch(handle.version, handle.size_bytes, BlockRange(0, 2048))
+    await until(lambda: path.counts.fetched_bytes == 8 * MIB)
+    assert in_use_bytes() == before_bytes + 8 * MIB
+    await path.fetcher.written()
+    path.fetcher.recent.forget()
+    await until(lambda: in_use_bytes() == before_bytes)

@@ -63,6 +63,15 @@ def test_a_file_read_from_its_start_is_a_stream_at_once() -> None:
     assert {fetch.size_bytes for fetch in fetches} == {1 << 30}
 
 
+@pytest.mark.parametrize(("rtt_s", "most_blocks", "pieces"), [(0.06, 11, 93), (0.001, 256, 4)])
+def test_it_begins_in_small_pieces_where_a_round_trip_is_long(rtt_s: float, most_blocks: int, pieces: int) -> None:
+    bench = Bench(facts(1, 1 << 30))
+    bench.planner.link(rtt_s, 0.0)
+    fetches = bench.read(0)
+    assert max(fetch.blocks.block_count for fetch in fetches) == most_blocks
+    assert len(fetches) == pieces
+
+
 def test_elsewhere_the_second_contiguous_read_makes_a_stream() -> None:
     bench = Bench(facts(1, 1 << 30))
     assert bench.read(64 * MIB) == []
