@@ -215,7 +215,7 @@ def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> N
     path = mountpoints.locate(mountpoint)
     mounts = mountpoints.mounts_at(path)
     if not mounts or not mounts[-1].is_ours:
-        raise UsageError(f"{path} is not a mount of Headrace")
+        raise UsageError(f"{path} is not a mount of Headrace{_mounted_elsewhere(path)}")
     minor = mounts[-1].minor
     elsewhere = mountpoints.served_elsewhere(path, runtime_dir())
     if elsewhere is not None and any(entry.minor == minor for entry in mountpoints.mounts_at(elsewhere.mountpoint)):
@@ -256,6 +256,17 @@ def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> N
     if force and owner is not None and owner.is_alive():
         _kill_with_workers(owner.pid)
     say(f"unmounted {path}")
+
+
+def _mounted_elsewhere(path: str) -> str:
+    """What can be done about a mount that only another mount namespace shows, as that of a container does."""
+    owner = mountpoints.read_owner(runtime_dir(), path)
+    if owner is None or not owner.is_alive():
+        return ""
+    return (
+        f" here: process {owner.pid} serves it in another mount namespace; "
+        f"nsenter -t {owner.pid} -m headrace-spoke umount {path}, or end that process with SIGTERM"
+    )
 
 
 def _kill_with_workers(pid: int) -> None:

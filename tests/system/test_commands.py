@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import stat
@@ -45,7 +46,7 @@ def test_quantities_that_cannot_be(pair: Pair) -> None:
     mountpoint.mkdir()
     refused(mount(pair, mountpoint, "--cache-size", "10pigs"), "cache-size", "'10pigs' is not a size", "100GiB")
     refused(mount(pair, mountpoint, "--read-timeout", "soon"), "read-timeout", "is not a duration", "300s")
-    refused(mount(pair, mountpoint, "--cache-size", "1MiB"), "1048576 bytes", "at least 16777216")
+    refused(mount(pair, mountpoint, "--cache-size", "1MiB"), "cache capacity is 1 MiB", "at least 16 MiB")
     refused(mount(pair, mountpoint, hub="nowhere:port"), "hub", "is not an address")
     refused(
         run("hub.cli", "serve", "--dataset", f"data={pair.data}", "--rate-limit", "10pigs"),
@@ -72,6 +73,36 @@ def test_cache_directories_that_cannot_be(pair: Pair) -> None:
     refused(mount(pair, mountpoint, cache=foreign), "not ours", "photo.jpg")
     assert (foreign / "photo.jpg").exists()
     refused(mount(pair, mountpoint, cache=Path("/proc/none")), "cannot be used")
+    refused(mount(pair, mountpoint, cache=foreign / "photo.jpg"), "photo.jpg cannot be used: Not a directory")
+    refused(
+        mount(pair, mountpoint, "--cache-free-floor", "8PiB"),
+        "and 8 PiB must stay free",
+        "a lower --cache-free-floor",
+    )
+
+
+def test_a_mount_in_another_mount_namespace_is_left_with_what_to_do(pair: Pair) -> None:
+    mountpoint = pair.work_dir / "mnt"
+    mountpoint.mkdir()
+    words = [
+        *(sys.executable, "-m", "spoke.cli", "mount", mountpoint, "--hub", pair.hub().address, "--dataset", "data"),
+        *("--cache-dir", pair.work_dir / "cache", "--metrics", "127.0.0.1:0", "--background"),
+    ]
+    subprocess.run(["unshare", "-m", *map(str, words)], check=True, timeout=60, capture_output=True)
+    pid = json.loads(run("spoke.cli", "status", str(mountpoint), "--json").stdout)["supervision"]["supervisor_pid"]
+    try:
+        done = run("spoke.cli", "umount", str(mountpoint))
+        assert done.returncode == 2
+        assert (
+            f"process {pid} serves it in another mount namespace; nsenter -t {pid} -m headrace-spoke umount"
+            in done.stderr
+        )
+    finally:
+        end = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGTERM)
+        select.select([end], [], [], 20)
+        os.close(end)
+    assert run("spoke.cli", "umount", str(mountpoint)).stderr == f"error: {mountpoint} is not a mount of Headrace\n"
 
 
 def test_an_unknown_dataset_and_a_hub_that_is_not_there(pair: Pair) -> None:
