@@ -168,6 +168,10 @@ def _check_apart(mountpoint: str, cache_dir: Path) -> None:
         )
 
 
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def mount_in_background(
     mountpoint: Path, loaded: Loaded[SpokeSettings], log_file: Path | None, say: Callable[[str], object]
 ) -> None:
@@ -185,6 +189,9 @@ def mount_in_background(
     with os.fdopen(read_fd, "r") as reports, log_path.open("ab") as log:
         # It has no terminal that could hang up, and a stray SIGHUP must not take the mount from under a job.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(
+            signal.SIGTERM, _leave
+        )  # as timeout(1) sends: a mount that nobody was told of must not come about later
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -197,7 +204,7 @@ def mount_in_background(
         os.close(write_fd)
         try:
             line = reports.readline()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             child.send_signal(signal.SIGTERM)
             raise
     if not line:

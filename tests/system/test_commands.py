@@ -81,6 +81,35 @@ def test_cache_directories_that_cannot_be(pair: Pair) -> None:
     )
 
 
+def test_who_gives_up_a_mount_in_the_background_leaves_none(pair: Pair) -> None:
+    mountpoint = pair.work_dir / "mnt"
+    mountpoint.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(20)
+        words = [
+            "spoke.cli",
+            "mount",
+            str(mountpoint),
+            "--hub",
+            f"127.0.0.1:{silent.getsockname()[1]}",
+            "--dataset",
+            "data",
+        ]
+        words += ["--cache-dir", str(pair.work_dir / "cache"), "--metrics", "127.0.0.1:0", "--background"]
+        started = subprocess.Popen([sys.executable, "-m", *words])
+        silent.accept()[0].close()  # the spoke dials, and would go on for --connect-timeout
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(20) == 128 + signal.SIGTERM
+    eventually(lambda: not [pid for pid in os.listdir("/proc") if pid.isdigit() and is_spoke_of(pid, mountpoint)])
+
+
+def is_spoke_of(pid: str, mountpoint: Path) -> bool:
+    try:
+        return os.fsencode(mountpoint) in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def test_a_mount_in_another_mount_namespace_is_left_with_what_to_do(pair: Pair) -> None:
     mountpoint = pair.work_dir / "mnt"
     mountpoint.mkdir()
