@@ -54,6 +54,11 @@ def test_quantities_that_cannot_be(pair: Pair) -> None:
         "10gbit",
     )
     refused(run("hub.cli", "serve", "--dataset", "data"), "not NAME=DIR")
+    refused(
+        run("hub.cli", "serve", "--dataset", f"data={pair.data}", "--state-dir", str(pair.work_dir / "state"), "--insecure",
+            "--listen", "nosuch.invalid:7420", "--metrics", "127.0.0.1:0"),
+        "cannot listen on nosuch.invalid:7420: Name or service not known; choose another --listen",
+    )  # fmt: skip
     refused(run("hub.cli", "serve"), "dataset is not set", "HEADRACE_DATASET")
 
 
