@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from spoke import control
+from spoke.places import runtime_dir
 from tests.system.pair import Pair, Process, Spoke, eventually, is_running, run
 
 pytestmark = pytest.mark.mount
@@ -84,6 +86,28 @@ def test_cache_directories_that_cannot_be(pair: Pair) -> None:
         "and 8 PiB must stay free",
         "a lower --cache-free-floor",
     )
+
+
+def test_of_several_that_mount_at_one_place_one_does_and_is_served(pair: Pair) -> None:
+    mountpoint = pair.work_dir / "mnt"
+    mountpoint.mkdir()
+    address = pair.hub().address
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "spoke.cli", "mount", str(mountpoint), "--hub", address, "--dataset", "data", "--metrics",
+             "127.0.0.1:0", "--cache-dir", str(pair.work_dir / f"cache{number}"), "--background"],
+            stderr=subprocess.PIPE, text=True,
+        )
+        for number in range(3)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=60)[1] for process in started]
+    assert sorted(process.returncode for process in started) == [0, 2, 2], said
+    facts = json.loads(run("spoke.cli", "status", str(mountpoint), "--json").stdout)
+    path = control.supervisor_socket_path(runtime_dir(), str(mountpoint.resolve()))
+    assert control.ask_once(path, {"command": "state"})["worker_pid"] == facts["pid"]
+    done = run("spoke.cli", "umount", str(mountpoint))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not os.path.ismount(mountpoint)
 
 
 def test_who_gives_up_a_mount_in_the_background_leaves_none(pair: Pair) -> None:
