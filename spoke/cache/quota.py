@@ -45,7 +45,8 @@ def check_limits(limits: Limits, total_bytes: int) -> None:
     """Refuse, with the numbers, a capacity that can never work on this disk (CacheDirectoryError)."""
     if limits.capacity_bytes < CACHE_MIN_BYTES:
         raise CacheDirectoryError(
-            f"cache capacity is {format_size(limits.capacity_bytes)}; at least {format_size(CACHE_MIN_BYTES)} are needed"
+            f"cache capacity is {format_size(limits.capacity_bytes)} ({limits.capacity_bytes} bytes); "
+            f"at least {format_size(CACHE_MIN_BYTES)} ({CACHE_MIN_BYTES} bytes) are needed"
         )
     if total_bytes - limits.free_floor_bytes < CACHE_MIN_BYTES:
         raise CacheDirectoryError(
