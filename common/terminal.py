@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import io
@@ -42,6 +43,11 @@ def exit_codes(command: Callable[ParamT, ResultT]) -> Callable[ParamT, ResultT]:
         except HeadraceError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(EXIT_FAILED) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or error.filename is not None:
+                raise
+            typer.echo(f"error: what this says could not be written: {error.strerror}", err=True)
+            raise typer.Exit(EXIT_FAILED) from None
 
     wrapped.__doc__ = reflowed(command.__doc__)
     return wrapped
@@ -60,7 +66,15 @@ def printable(name: str) -> str:
     """A name may hold anything, also what moves the cursor or ends the line: what cannot be printed is escaped."""
     if name.isprintable():
         return name
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name)
+    # Bytes that are no text came in as halves of surrogate pairs, and go out as the bytes they are.
+    return "".join(
+        letter
+        if letter.isprintable()
+        else f"\\x{ord(letter) - 0xDC00:02x}"
+        if "\udc80" <= letter <= "\udcff"
+        else letter.encode("unicode_escape").decode()
+        for letter in name
+    )
 
 
 def open_standard_files() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
@@ -160,7 +161,9 @@ class Hub:
         try:
             await self.server.start()
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else error
+            # The loop's own words are long; those of a name service have numbers of their own.
+            named = isinstance(error, socket.gaierror)
+            reason = error.strerror if named else os.strerror(error.errno) if error.errno else error
             raise UsageError(f"cannot listen on {settings.listen}: {reason}; choose another --listen") from None
         self._rate_task = asyncio.create_task(self.rate_schedule.run(), name="rate schedule")
         if self._identities is not None:

@@ -42,7 +42,9 @@ def list_files(
     mountpoint: Mountpoint,
     paths: Paths = None,
     sort: Annotated[Sort, typer.Option(help="By path, by bytes cached, or by size.")] = Sort.PATH,
-    most: Annotated[int, typer.Option(help="Rows shown at most, 1 to 100000.")] = limits.CACHE_LIST_MAX,
+    most: Annotated[
+        int, typer.Option(min=1, max=limits.CACHE_LIST_MOST, help="Rows shown at most.")
+    ] = limits.CACHE_LIST_MAX,
     everything: Annotated[bool, typer.Option("--all", help="Also files of which nothing is cached.")] = False,
     as_json: AsJson = False,
 ) -> None:

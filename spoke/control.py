@@ -87,7 +87,8 @@ class ControlServer:
         for task in list(self._clients):
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
-        self._path.unlink(missing_ok=True)
+        if self._server is not None:  # else it is that of the spoke that has the mount: we never got so far
+            self._path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -168,6 +168,10 @@ def _check_apart(mountpoint: str, cache_dir: Path) -> None:
         )
 
 
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def mount_in_background(
     mountpoint: Path, loaded: Loaded[SpokeSettings], log_file: Path | None, say: Callable[[str], object]
 ) -> None:
@@ -185,6 +189,9 @@ def mount_in_background(
     with os.fdopen(read_fd, "r") as reports, log_path.open("ab") as log:
         # It has no terminal that could hang up, and a stray SIGHUP must not take the mount from under a job.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(
+            signal.SIGTERM, _leave
+        )  # as timeout(1) sends: a mount that nobody was told of must not come about later
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -197,7 +204,7 @@ def mount_in_background(
         os.close(write_fd)
         try:
             line = reports.readline()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             child.send_signal(signal.SIGTERM)
             raise
     if not line:
@@ -215,7 +222,7 @@ def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> N
     path = mountpoints.locate(mountpoint)
     mounts = mountpoints.mounts_at(path)
     if not mounts or not mounts[-1].is_ours:
-        raise UsageError(f"{path} is not a mount of Headrace")
+        raise UsageError(f"{path} is not a mount of Headrace{_mounted_elsewhere(path)}")
     minor = mounts[-1].minor
     elsewhere = mountpoints.served_elsewhere(path, runtime_dir())
     if elsewhere is not None and any(entry.minor == minor for entry in mountpoints.mounts_at(elsewhere.mountpoint)):
@@ -256,6 +263,17 @@ def unmount(mountpoint: Path, *, force: bool, say: Callable[[str], object]) -> N
     if force and owner is not None and owner.is_alive():
         _kill_with_workers(owner.pid)
     say(f"unmounted {path}")
+
+
+def _mounted_elsewhere(path: str) -> str:
+    """What can be done about a mount that only another mount namespace shows, as that of a container does."""
+    owner = mountpoints.read_owner(runtime_dir(), path)
+    if owner is None or not owner.is_alive():
+        return ""
+    return (
+        f" here: process {owner.pid} serves it in another mount namespace; "
+        f"nsenter -t {owner.pid} -m headrace-spoke umount {path}, or end that process with SIGTERM"
+    )
 
 
 def _kill_with_workers(pid: int) -> None:

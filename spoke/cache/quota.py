@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from common.errors import CacheDirectoryError
 from common.limits import CACHE_MIN_BYTES
+from common.units import format_size
 
 PAGE_BYTES = 4096
 DIRECTORY_BYTES = 4096
@@ -44,12 +45,13 @@ def check_limits(limits: Limits, total_bytes: int) -> None:
     """Refuse, with the numbers, a capacity that can never work on this disk (CacheDirectoryError)."""
     if limits.capacity_bytes < CACHE_MIN_BYTES:
         raise CacheDirectoryError(
-            f"cache capacity is {limits.capacity_bytes} bytes; at least {CACHE_MIN_BYTES} bytes (16 MiB) are needed"
+            f"cache capacity is {format_size(limits.capacity_bytes)} ({limits.capacity_bytes} bytes); "
+            f"at least {format_size(CACHE_MIN_BYTES)} ({CACHE_MIN_BYTES} bytes) are needed"
         )
     if total_bytes - limits.free_floor_bytes < CACHE_MIN_BYTES:
         raise CacheDirectoryError(
-            f"the cache disk has {total_bytes} bytes and {limits.free_floor_bytes} must stay free: "
-            f"less than the {CACHE_MIN_BYTES} bytes a cache needs are left; use a larger disk or a lower free-space floor"
+            f"the cache disk has {format_size(total_bytes)} and {format_size(limits.free_floor_bytes)} must stay free: less than the "
+            f"{format_size(CACHE_MIN_BYTES)} a cache needs are left; use a larger disk or a lower --cache-free-floor"
         )
 
 

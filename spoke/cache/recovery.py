@@ -7,6 +7,7 @@ gives, under ``versions/``. Called in a thread: everything here blocks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -194,7 +195,10 @@ def _lock(lock_fd: int, path: Path, advice: str) -> None:
 
 
 def _open_directory(path: Path) -> CacheDirectory:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
     path = path.resolve(strict=True)
     identity_path = path / IDENTITY_NAME
     foreign = [] if _has_identity(identity_path) else list(islice(_foreign(path), _NAMED_AT_MOST + 1))

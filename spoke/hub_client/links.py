@@ -241,8 +241,10 @@ class Link(asyncio.BufferedProtocol):
             events = self._connection.buffer_updated(nbytes)
         except ProtocolError as error:
             if self.welcome is None:
+                # Whoever dials says so, once: each of the links meets it again at each dial.
                 error = ProtocolError(f"what answers at {self._address} does not speak Headrace's protocol ({error})")
-            log.error("the hub broke the protocol", link=self.role, error=str(error))
+            else:
+                log.error("the hub broke the protocol", link=self.role, error=str(error))
             self._flush()  # the ERROR frame that tells the hub why
             self.close(error)
             return

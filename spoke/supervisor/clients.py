@@ -31,7 +31,9 @@ class Clients:
         self._lines: dict[socket.socket, bytearray] = {}
 
     def listen(self) -> None:
-        """Raises OSError."""
+        """Once the mount is ours: until then the path may be another's. Raises OSError."""
+        if self._listener is not None:
+            return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

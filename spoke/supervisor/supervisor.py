@@ -78,10 +78,8 @@ class Supervisor:
 
     def run(self) -> int:
         self._catch_signals()
-        try:
-            self._clients.listen()
-        except OSError as error:
-            self._say("warning", "upgrade only by SIGHUP: no control socket", error=str(error))
+        if self._device_fds:
+            self._listen()
         try:
             while self._exit is None:
                 self._turn()
@@ -97,6 +95,12 @@ class Supervisor:
             if self._exit is not None:
                 return
         self._time_has_come(self._clock())
+
+    def _listen(self) -> None:
+        try:
+            self._clients.listen()
+        except OSError as error:
+            self._say("warning", "upgrade only by SIGHUP: no control socket", error=str(error))
 
     def _catch_signals(self) -> None:
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
@@ -215,6 +219,7 @@ class Supervisor:
         match message.get("say"):
             case "mounted" if len(fds) == 2 and not self._device_fds:
                 self._device_fds, fds = fds, []
+                self._listen()
                 self._service.store(self._device_fds)
             case "answers":
                 worker.answered = True

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import stat
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from spoke import control
+from spoke.places import runtime_dir
 from tests.system.pair import Pair, Process, Spoke, eventually, is_running, run
 
 pytestmark = pytest.mark.mount
@@ -45,7 +48,7 @@ def test_quantities_that_cannot_be(pair: Pair) -> None:
     mountpoint.mkdir()
     refused(mount(pair, mountpoint, "--cache-size", "10pigs"), "cache-size", "'10pigs' is not a size", "100GiB")
     refused(mount(pair, mountpoint, "--read-timeout", "soon"), "read-timeout", "is not a duration", "300s")
-    refused(mount(pair, mountpoint, "--cache-size", "1MiB"), "1048576 bytes", "at least 16777216")
+    refused(mount(pair, mountpoint, "--cache-size", "1MiB"), "cache capacity is 1 MiB", "at least 16 MiB")
     refused(mount(pair, mountpoint, hub="nowhere:port"), "hub", "is not an address")
     refused(
         run("hub.cli", "serve", "--dataset", f"data={pair.data}", "--rate-limit", "10pigs"),
@@ -53,6 +56,11 @@ def test_quantities_that_cannot_be(pair: Pair) -> None:
         "10gbit",
     )
     refused(run("hub.cli", "serve", "--dataset", "data"), "not NAME=DIR")
+    refused(
+        run("hub.cli", "serve", "--dataset", f"data={pair.data}", "--state-dir", str(pair.work_dir / "state"), "--insecure",
+            "--listen", "nosuch.invalid:7420", "--metrics", "127.0.0.1:0"),
+        "cannot listen on nosuch.invalid:7420: Name or service not known; choose another --listen",
+    )  # fmt: skip
     refused(run("hub.cli", "serve"), "dataset is not set", "HEADRACE_DATASET")
 
 
@@ -72,6 +80,87 @@ def test_cache_directories_that_cannot_be(pair: Pair) -> None:
     refused(mount(pair, mountpoint, cache=foreign), "not ours", "photo.jpg")
     assert (foreign / "photo.jpg").exists()
     refused(mount(pair, mountpoint, cache=Path("/proc/none")), "cannot be used")
+    refused(mount(pair, mountpoint, cache=foreign / "photo.jpg"), "photo.jpg cannot be used: Not a directory")
+    refused(
+        mount(pair, mountpoint, "--cache-free-floor", "8PiB"),
+        "and 8 PiB must stay free",
+        "a lower --cache-free-floor",
+    )
+
+
+def test_of_several_that_mount_at_one_place_one_does_and_is_served(pair: Pair) -> None:
+    mountpoint = pair.work_dir / "mnt"
+    mountpoint.mkdir()
+    address = pair.hub().address
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "spoke.cli", "mount", str(mountpoint), "--hub", address, "--dataset", "data", "--metrics",
+             "127.0.0.1:0", "--cache-dir", str(pair.work_dir / f"cache{number}"), "--background"],
+            stderr=subprocess.PIPE, text=True,
+        )
+        for number in range(3)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=60)[1] for process in started]
+    assert sorted(process.returncode for process in started) == [0, 2, 2], said
+    facts = json.loads(run("spoke.cli", "status", str(mountpoint), "--json").stdout)
+    path = control.supervisor_socket_path(runtime_dir(), str(mountpoint.resolve()))
+    assert control.ask_once(path, {"command": "state"})["worker_pid"] == facts["pid"]
+    done = run("spoke.cli", "umount", str(mountpoint))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not os.path.ismount(mountpoint)
+
+
+def test_who_gives_up_a_mount_in_the_background_leaves_none(pair: Pair) -> None:
+    mountpoint = pair.work_dir / "mnt"
+    mountpoint.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(20)
+        words = [
+            "spoke.cli",
+            "mount",
+            str(mountpoint),
+            "--hub",
+            f"127.0.0.1:{silent.getsockname()[1]}",
+            "--dataset",
+            "data",
+        ]
+        words += ["--cache-dir", str(pair.work_dir / "cache"), "--metrics", "127.0.0.1:0", "--background"]
+        started = subprocess.Popen([sys.executable, "-m", *words])
+        silent.accept()[0].close()  # the spoke dials, and would go on for --connect-timeout
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(20) == 128 + signal.SIGTERM
+    eventually(lambda: not [pid for pid in os.listdir("/proc") if pid.isdigit() and is_spoke_of(pid, mountpoint)])
+
+
+def is_spoke_of(pid: str, mountpoint: Path) -> bool:
+    try:
+        return os.fsencode(mountpoint) in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_mount_in_another_mount_namespace_is_left_with_what_to_do(pair: Pair) -> None:
+    mountpoint = pair.work_dir / "mnt"
+    mountpoint.mkdir()
+    words = [
+        *(sys.executable, "-m", "spoke.cli", "mount", mountpoint, "--hub", pair.hub().address, "--dataset", "data"),
+        *("--cache-dir", pair.work_dir / "cache", "--metrics", "127.0.0.1:0", "--background"),
+    ]
+    subprocess.run(["unshare", "-m", *map(str, words)], check=True, timeout=60, capture_output=True)
+    pid = json.loads(run("spoke.cli", "status", str(mountpoint), "--json").stdout)["supervision"]["supervisor_pid"]
+    try:
+        done = run("spoke.cli", "umount", str(mountpoint))
+        assert done.returncode == 2
+        assert (
+            f"process {pid} serves it in another mount namespace; nsenter -t {pid} -m headrace-spoke umount"
+            in done.stderr
+        )
+    finally:
+        end = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGTERM)
+        select.select([end], [], [], 20)
+        os.close(end)
+    assert run("spoke.cli", "umount", str(mountpoint)).stderr == f"error: {mountpoint} is not a mount of Headrace\n"
 
 
 def test_an_unknown_dataset_and_a_hub_that_is_not_there(pair: Pair) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,17 @@ VALUES = (
     b'"\\ud800"', b'"a\\u0000b"', b'"' + b"x" * 70_000 + b'"', b"[]", b"[1]", b'["zz"]', b'["00"]', b"[[]]", b"{}", b"[" * 900 + b"]" * 900,
     b"[" * 400_000 + b"]" * 400_000, b'"\xff\xfe"',
 )  # fmt: skip
+
+
+def test_what_cannot_be_written_out_is_an_error_in_words(pair: Pair) -> None:
+    spoke = pair.spoke(pair.hub().address)
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "spoke.cli", "status", str(spoke.mountpoint)]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: what this says could not be written: No space left on device\n",
+    )
 
 
 def said(path: Path, line: bytes) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from spoke.top import _named
 
 def test_names_are_printed_and_what_cannot_be_is_escaped() -> None:
     assert printable("train/añ 名.bin") == "train/añ 名.bin"
+    assert printable("\udcff\udc80 名") == "\\xff\\x80 名"
     assert printable("a\x1b[31m\r\n\x7f\x9b") == "a\\x1b[31m\\r\\n\\x7f\\x9b"
 
 

@@ -8,10 +8,11 @@ import socket
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from common import backoff, limits
 from common.backoff import Backoff
-from common.errors import HubUnreachable, NotAllowed
+from common.errors import HubUnreachable, NotAllowed, ProtocolError
 from common.serving.access import Access, Grant
 from common.serving.server import Server
 from spoke.hub_client import keeper as keeper_module
@@ -126,3 +127,26 @@ async def test_who_is_refused_does_not_dial_hot(monkeypatch: pytest.MonkeyPatch)
             assert client.links.refusal is None
         finally:
             await client.close()
+
+
+async def test_what_is_no_hub_is_said_once_however_often_it_is_dialled(waits: list[list[float]]) -> None:
+    answered = 0
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal answered
+        answered += 1
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n" + bytes(100))
+        await writer.drain()
+        writer.close()
+
+    with capture_logs() as lines:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            client = started(server.sockets[0].getsockname()[1], 4)
+            try:
+                with pytest.raises(ProtocolError, match="does not speak Headrace's protocol"):
+                    await client.links.first_contact(5)
+                await until(lambda: answered >= 30)
+            finally:
+                await client.close()
+    told = [line["event"] for line in lines if line["log_level"] in ("warning", "error")]
+    assert told == ["no link to the hub; dialling goes on"]
