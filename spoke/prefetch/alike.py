@@ -38,6 +38,9 @@ class Alike:
             trust.wasted(pieces.wasted_blocks * BLOCK_BYTES)
             pieces.wasted_blocks = 0
             may_fetch = trust.earned
+        if pieces.is_far:
+            pieces.note(seen[1], seen[2], file.kind, start_block, end_block)
+            return False
         may_fetch = may_fetch and (not file.trust.wasted_bytes or file.trust.earned)
         until_block = pieces.read(seen[1], seen[2], file.kind, start_block, end_block, may_fetch=may_fetch)
         if not until_block:  # most READs

@@ -83,7 +83,8 @@ class AlikePieces:
         self._last: _Piece | None = None
         self._last_kind: _Kind | None = None  # the latest of them all
         self._noted: list[tuple[int, bytes, object, int, int]] = []
-        self._is_far = True
+        self.is_far = True
+        """From knowing how far any piece will be read: nothing is fetched of any, and the next few READs change nothing in that."""
         self._heard = 0
         self.wasted_blocks = 0
         self.has_begun = False
@@ -97,19 +98,23 @@ class AlikePieces:
         self, task_id: int, version: bytes, kind: object, start_block: int, end_block: int, *, may_fetch: bool = True
     ) -> int:
         """A READ by a task. Returns the block up to which its piece will be read, or 0 where that is not known."""
-        if self._is_far:
-            noted = self._noted
-            noted.append((task_id, version, kind, start_block, end_block))
-            if len(noted) >= _NOTED_READS:
-                self._noted = []
-                for each in noted:
-                    self._hear(*each, may_fetch=False)
-                self._is_far = self._look()
+        if self.is_far:
+            self.note(task_id, version, kind, start_block, end_block)
             return 0
         self._heard += 1
         if not self._heard % _NOTED_READS:
-            self._is_far = self._look()
+            self.is_far = self._look()
         return self._hear(task_id, version, kind, start_block, end_block, may_fetch=may_fetch)
+
+    def note(self, task_id: int, version: bytes, kind: object, start_block: int, end_block: int) -> None:
+        """A READ while it ``is_far``."""
+        noted = self._noted
+        noted.append((task_id, version, kind, start_block, end_block))
+        if len(noted) >= _NOTED_READS:
+            self._noted = []
+            for each in noted:
+                self._hear(*each, may_fetch=False)
+            self.is_far = self._look()
 
     def _look(self) -> bool:
         """Whether no kind can come to be known with the next few READs, and nothing is fetched ahead of any piece."""

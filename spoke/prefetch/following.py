@@ -38,6 +38,7 @@ class Following:
         self._declared_max_bytes = declared_max_bytes
         self._followers: OrderedDict[str, Follower] = OrderedDict()
         self._recordings: dict[str, Follower] = {}
+        self._all_followers, self._only_recordings = (self._followers, self._recordings), (self._recordings,)
         self._ids: dict[str, int] = {}
         self._last_id = 0
         self.may_have_plans = False
@@ -175,7 +176,7 @@ class Following:
         caps: tuple[int, int] | None = None
         explained: int | None = None
         self.is_news = False
-        for followers in (self._followers, self._recordings) if self._followers else (self._recordings,):
+        for followers in self._all_followers if self._followers else self._only_recordings:
             for follower in followers.values():
                 if not follower.cursors and follower.recording is not None:
                     if explained is not None:

@@ -132,8 +132,7 @@ class Guesses:
         self._last_file = file
         if file.chain is None and not foretold:
             self._in_order.begin(now_s, file, late=late)
-        read_bytes = (end_block - start_block) * BLOCK_BYTES
-        accounts, beside = self._accounts, self._beside
+        accounts, beside, read_bytes = self._accounts, self._beside, (end_block - start_block) * BLOCK_BYTES
         file.read.total += read_bytes
         accounts.read.total += read_bytes
         if file.whole is not None:
@@ -151,7 +150,9 @@ class Guesses:
                 accounts.charge(file, idle)
         if (join is Join.NEW or join is Join.EARLIER) and not foretold:
             stride = file.strides.observe(start_block, end_block, now_s, downward_reads=run.downward_reads)
-            if stride is not None:
+            if stride is not None and stride.planned > stride.due and not late:
+                stride.noted_reads += 1  # a few are planned at a time, and none now
+            elif stride is not None:
                 beside.stride(now_s, file, stride, late=late, active_count=len(self.active))
         trusted = not (file.trust.wasted_bytes or accounts.sequential.wasted_bytes) or accounts.trusted(file)
         if trusted and not foretold:

@@ -60,14 +60,14 @@ class PlaceFilter:
 
     def __init__(self, most: int) -> None:
         bits = (most * _FILTER_BITS_PER_STEP).bit_length() - 1
-        self._bits = bytearray(1 << bits - 3)
-        self._shift = 64 - bits
+        self.bits = bytearray(1 << bits - 3)
+        self.shift = 64 - bits
 
     def add(self, place: int) -> bool:
         """False: it was (most likely) in it already."""
-        one = (place * _HASH & _MASK_64) >> self._shift
-        other = (place * _HASH_OTHER & _MASK_64) >> self._shift
-        seen, one_bit, other_bit = self._bits, 1 << (one & 7), 1 << (other & 7)
+        one = (place * _HASH & _MASK_64) >> self.shift
+        other = (place * _HASH_OTHER & _MASK_64) >> self.shift
+        seen, one_bit, other_bit = self.bits, 1 << (one & 7), 1 << (other & 7)
         one >>= 3
         other >>= 3
         if seen[one] & one_bit and seen[other] & other_bit:
@@ -78,7 +78,7 @@ class PlaceFilter:
 
     def add_new(self, places: range) -> int:
         """Add them in turn up to the first that was (most likely) in it already; returns how many."""
-        seen, shift = self._bits, self._shift
+        seen, shift = self.bits, self.shift
         hashed, other_hashed = places.start * _HASH & _MASK_64, places.start * _HASH_OTHER & _MASK_64
         step, other_step = places.step * _HASH & _MASK_64, places.step * _HASH_OTHER & _MASK_64
         for added in range(len(places)):
@@ -94,11 +94,11 @@ class PlaceFilter:
         return len(places)
 
     def __contains__(self, place: int) -> bool:
-        one = (place * _HASH & _MASK_64) >> self._shift
-        if not self._bits[one >> 3] & 1 << (one & 7):
+        one = (place * _HASH & _MASK_64) >> self.shift
+        if not self.bits[one >> 3] & 1 << (one & 7):
             return False
-        other = (place * _HASH_OTHER & _MASK_64) >> self._shift
-        return bool(self._bits[other >> 3] & 1 << (other & 7))
+        other = (place * _HASH_OTHER & _MASK_64) >> self.shift
+        return bool(self.bits[other >> 3] & 1 << (other & 7))
 
 
 class Recording:
@@ -117,6 +117,7 @@ class Recording:
         self.files: list[FileFacts] = []
         self.steps = Steps()
         self.seen = PlaceFilter(max_steps)
+        self._seen_bits, self._seen_shift = self.seen.bits, self.seen.shift
         self.jumps = 0
         self.reads = 0
         self.read_bytes = 0
@@ -213,7 +214,10 @@ class Recording:
     def begins_at(self, file: int, offset_bytes: int) -> bool:
         """A step begins at this place, at the cost of a look into the filter for most."""
         place = self.first_pages[file] + (offset_bytes >> PAGE_SHIFT)
-        return place in self.seen and self._beginning_at(place) is not None
+        one = (
+            place * _HASH & _MASK_64
+        ) >> self._seen_shift  # as the filter does: most places end here, each READ comes by
+        return bool(self._seen_bits[one >> 3] & 1 << (one & 7)) and self._beginning_at(place) is not None
 
     def next_position(self, lane: int, file: int, start_bytes: int, end_bytes: int, from_position: int) -> int | None:
         rows = (row for row in self._overlapping(file, start_bytes, end_bytes) if row >= from_position)

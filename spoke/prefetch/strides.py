@@ -8,6 +8,7 @@ inside a small window, make none. As runs, progressions are known by place alone
 from __future__ import annotations
 
 import math
+import sys
 from collections import OrderedDict
 
 from common import limits
@@ -39,11 +40,12 @@ class Stride:
     """A progression: the last read at ``at_block``, ``step_blocks`` (may be negative) from one to the next, ``read_blocks`` each.
 
     ``reads`` seen; ``planned`` steps ahead of ``at_block`` were given out to be fetched, ``fetch_blocks`` each. ``are_parts``: its
-    places are where equal parts of the file begin.
+    places are where equal parts of the file begin. While more than ``due`` are planned, its READs that are hits need only be counted, in
+    ``noted_reads``.
     """
 
-    __slots__ = ("are_parts", "at_block", "fetch_blocks", "planned", "read_blocks", "reads", "step_blocks", "stride_id",
-                 "window")  # fmt: skip
+    __slots__ = ("are_parts", "at_block", "due", "fetch_blocks", "noted_reads", "planned", "read_blocks", "reads", "step_blocks",
+                 "stride_id", "window")  # fmt: skip
 
     def __init__(
         self, stride_id: int, at_block: int, step_blocks: int, read_blocks: int, reads: int, now_s: float
@@ -54,7 +56,8 @@ class Stride:
         self.read_blocks = self.fetch_blocks = read_blocks
         self.reads = reads
         self.are_parts = False
-        self.planned = 0
+        self.planned = self.noted_reads = 0
+        self.due = sys.maxsize
         self.window = Window(now_s)
 
     @property
@@ -125,12 +128,21 @@ class StrideTable:
         """Learn from a read of ``stride``; what to fetch now, nearest first: at each place as much as was read, or ``least_blocks``."""
         read_bytes = stride.read_blocks * BLOCK_BYTES
         stride.window.read(
-            now_s, read_bytes, stride.reads * read_bytes, late=late, latency_s=latency_s, cap_bytes=cap_bytes
+            now_s,
+            read_bytes * (1 + stride.noted_reads),
+            stride.reads * read_bytes,
+            late=late,
+            latency_s=latency_s,
+            cap_bytes=cap_bytes,
         )
         # Never more steps ahead than were seen: lanes at equal distances begin like a progression, and go on otherwise.
         wanted = max(1, stride.window.window_bytes // read_bytes)
-        if not stride.are_parts:
-            wanted = min(stride.reads, wanted)
+        stride.noted_reads = 0
+        stride.due = wanted - max(1, wanted // 4)
+        if stride.reads < wanted:
+            stride.due = sys.maxsize  # each read shows that it is longer
+            if not stride.are_parts:
+                wanted = stride.reads
         if wanted - stride.planned < max(1, wanted // 4):
             return []  # a few at a time
         stride.fetch_blocks = max(stride.read_blocks, least_blocks)

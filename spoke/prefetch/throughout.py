@@ -38,12 +38,16 @@ _FEWEST_PLACES = 3
 
 _KINDS_MAX = 64
 
+_NOTED_READS = 16
+"""So many READs of a file are looked at together while none of them can end a visit, and nothing is to be fetched of its kind."""
+
 
 class _Visit:
-    """What was read of a file since it was begun. ``covered``, ``planned``: bits of each extent."""
+    """What was read of a file since it was begun. ``covered``, ``planned``: bits of each extent. ``noted``: READs to be looked at, and
+    ``left_blocks`` after them before the file may be read whole."""
 
-    __slots__ = ("again_blocks", "began_bytes", "block_count", "covered", "extent_count", "is_over", "kind", "next_block", "next_index",
-                 "places", "planned", "read_blocks", "reads")  # fmt: skip
+    __slots__ = ("again_blocks", "began_bytes", "block_count", "covered", "extent_count", "is_over", "kind", "left_blocks", "next_block",
+                 "next_index", "noted", "places", "planned", "read_blocks", "reads")  # fmt: skip
 
     def __init__(self, block_count: int, kind: tuple[bytes, bytes]) -> None:
         self.block_count = block_count
@@ -57,6 +61,8 @@ class _Visit:
         self.read_blocks = self.again_blocks = 0
         self.reads = self.places = 0
         self.next_block = -1
+        self.noted: list[tuple[int, int, int]] = []
+        self.left_blocks = 0
 
     def has_most_of(self, blocks: BlockRange) -> bool:
         """Most of these blocks were read before."""
@@ -73,6 +79,7 @@ class Throughout:
         self.file_max_bytes = min(limits.PREFETCH_THROUGHOUT_FILE_MAX_BYTES, max_bytes // 2)
         self._visits: OrderedDict[bytes, _Visit] = OrderedDict()
         self._kinds: OrderedDict[tuple[bytes, bytes], deque[bool]] = OrderedDict()
+        self._proven: set[tuple[bytes, bytes]] = set()
         self._ahead_blocks = 0
 
     @property
@@ -87,6 +94,23 @@ class Throughout:
 
         ``may_fetch``: what was fetched before was of use; else it only learns.
         """
+        visit = self._visits.get(facts.version)
+        if visit is not None and visit.left_blocks > 0:
+            noted = visit.noted
+            noted.append((start_block, end_block, read_bytes))
+            visit.left_blocks -= end_block - start_block
+            is_proven = self._proven and visit.kind in self._proven
+            if visit.left_blocks > 0 and len(noted) < _NOTED_READS and not is_proven:
+                return []
+            visit.noted = []
+            *before, _ = noted
+            for each_start, each_end, each_bytes in before:
+                self._hear(facts, each_start, each_end, each_bytes, may_fetch=False)
+        return self._hear(facts, start_block, end_block, read_bytes, may_fetch=may_fetch)
+
+    def _hear(
+        self, facts: FileFacts, start_block: int, end_block: int, read_bytes: int, *, may_fetch: bool
+    ) -> list[BlockRange]:
         visit = self._visits.get(facts.version)
         if visit is None or (visit.is_over and visit.has_most_of(BlockRange(start_block, end_block - start_block))):
             visit = self._begin(facts)
@@ -107,8 +131,11 @@ class Throughout:
                 if planned and (used := planned.get(index, 0) & new):
                     planned[index] &= ~used
                     self._ahead_blocks -= used.bit_count()
+        visit.left_blocks = 0
         if visit.is_over:
             return []
+        if not visit.planned and visit.kind not in self._proven:
+            visit.left_blocks = int(_WHOLE_SHARE * visit.block_count) - visit.read_blocks
         if visit.read_blocks >= _WHOLE_SHARE * visit.block_count:
             visit.is_over = True
             is_quick = read_bytes - visit.began_bytes <= _QUICK_SHARE * self._max_bytes
@@ -120,7 +147,7 @@ class Throughout:
             return []
         if not may_fetch or visit.places < _FEWEST_PLACES or visit.next_index >= visit.extent_count:
             return []
-        if visit.kind not in self._kinds or not self._is_proven(visit.kind):
+        if visit.kind not in self._proven:
             return []
         return list(self._plan(visit))
 
@@ -163,18 +190,19 @@ class Throughout:
         if history is None:
             history = self._kinds[kind] = deque(maxlen=_HISTORY_VISITS)
             if len(self._kinds) > _KINDS_MAX:
-                self._kinds.popitem(last=False)
+                forgotten, _ = self._kinds.popitem(last=False)
+                self._proven.discard(forgotten)
         else:
             self._kinds.move_to_end(kind)
         history.append(was_whole)
+        if sum(history) >= max(_PROOF_VISITS, _PROOF_SHARE * len(history)):
+            self._proven.add(kind)
+        else:
+            self._proven.discard(kind)
 
     def _give_up(self, visit: _Visit) -> None:
         left = sum(mask.bit_count() for mask in visit.planned.values())
         self._ahead_blocks -= left
-
-    def _is_proven(self, kind: tuple[bytes, bytes]) -> bool:
-        history = self._kinds.get(kind)
-        return history is not None and sum(history) >= max(_PROOF_VISITS, _PROOF_SHARE * len(history))
 
 
 def kind_of(facts: FileFacts) -> tuple[bytes, bytes]:
