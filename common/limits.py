@@ -185,7 +185,7 @@ RETRY_CAP_S = 5.0
 CACHE_WRITERS = 4
 """Landed flights written to the cache at once: an NVMe queue is kept busy, a slow disk holds no more threads than this."""
 
-CACHE_WRITE_RUN_FLIGHTS = 32
+CACHE_WRITE_RUN_FLIGHTS = 64
 """Landed flights that lie one after another, written in one go. The rest makes the next run. With 8 a link of 3 Gbit/s and more got ahead
 of the disk: a run takes some turns of a busy event loop, however long it is."""
 

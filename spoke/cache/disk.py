@@ -28,9 +28,9 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# With 8 to 32 MiB at once the kernel took 2.5 s/GB where it takes 1.1 to 1.5 (medians of runs in turns, memory fresh from the host): the
-# page cache asks for larger pages.
-_WRITE_BYTES = EXTENT_BYTES
+# After each call the thread waits for the interpreter's lock, 1 to 2 ms while the event loop is busy. With 8 to 32 MiB at once the kernel
+# took twice as long where memory came fresh from the host; out of a full page cache 1 to 16 MiB take the same.
+_WRITE_BYTES = 4 * EXTENT_BYTES
 _MAP_FAILED = ctypes.c_void_p(-1).value
 # ioprio_set(2) has no wrapper in the C library, and a number of its own on each machine.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine())

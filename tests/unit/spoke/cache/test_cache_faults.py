@@ -45,9 +45,9 @@ async def test_a_run_of_very_many_pieces_is_written_whole(
     await file.check(store)
 
 
-async def test_small_pieces_are_written_a_mebibyte_at_a_time(open_store, disk: FaultyDisk) -> None:
+async def test_small_pieces_are_written_four_mebibytes_at_a_time(open_store, disk: FaultyDisk) -> None:
     store = open_store()
-    file = File(1, 2 * EXTENT_BYTES)
+    file = File(1, 8 * EXTENT_BYTES)
     step = 32 * BLOCK_BYTES
     pieces = [memoryview(file.content)[at : at + step] for at in range(0, file.size_bytes, step)]
     before = disk.calls.get("pwrite", 0)
