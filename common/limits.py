@@ -685,6 +685,9 @@ SUPERVISED_SILENT_S = 60.0
 SUPERVISED_SIGN_INTERVAL_S = 2.0
 """Between two signs of life of a worker."""
 
+SUPERVISED_LOOK_AFTER_S = 3.0
+"""A worker silent for longer than one sign takes is looked at so often, in /proc: some 50 us."""
+
 SUPERVISED_STOP_S = 5.5
 """From SIGTERM to the end of a worker, which unmounts in 3 s at most. Then it is killed, and the supervisor unmounts."""
 

@@ -25,6 +25,7 @@ from common.durable import replace_file, sync_file
 from common.entries import VERSION_BYTES
 from common.errors import CacheDirectoryError
 from common.log import get_logger
+from common.remains import flock_holders, is_held_by_fuse
 from spoke.cache.disk import Disk, allocated_bytes, write_full
 
 log = get_logger(__name__)
@@ -194,6 +195,44 @@ def _lock(lock_fd: int, path: Path, advice: str) -> None:
         raise CacheDirectoryError(f"cache directory {path} is in use by another spoke: {advice}") from None
 
 
+def _locked(path: Path) -> int:
+    """A descriptor of the lock of cache directory ``path``, made where there is none. Raises CacheDirectoryError: it is in use.
+
+    A process whose remains the kernel holds (:mod:`common.remains`) uses nothing any more: its lock is put out of the way.
+    """
+    lock_path = path / _LOCK_NAME
+    while True:
+        with contextlib.ExitStack() as stack:
+            lock_fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            stack.callback(os.close, lock_fd)
+            try:
+                _lock(lock_fd, path, "stop it or choose another directory")
+            except CacheDirectoryError:
+                if not any(map(is_held_by_fuse, flock_holders(lock_fd))):
+                    raise
+                _remove_lock(lock_fd, path)
+            if _is_at(lock_fd, lock_path):
+                stack.pop_all()
+                return lock_fd
+
+
+def _remove_lock(lock_fd: int, path: Path) -> None:
+    """Unless somebody did so meanwhile: one at a time, by the directory's own lock."""
+    directory_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory_fd, fcntl.LOCK_EX)
+        if _is_at(lock_fd, path / _LOCK_NAME):
+            os.unlink(path / _LOCK_NAME)
+    finally:
+        os.close(directory_fd)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    return False
+
+
 def _open_directory(path: Path) -> CacheDirectory:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -210,9 +249,8 @@ def _open_directory(path: Path) -> CacheDirectory:
             f"cache directory {path} holds files that are not ours ({shown}) and no {IDENTITY_NAME}: "
             "give an empty directory or one made by headrace"
         )
-    lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    lock_fd = _locked(path)
     try:
-        _lock(lock_fd, path, "stop it or choose another directory")
         if stat.S_IMODE(os.stat(path).st_mode) != 0o700:
             os.chmod(path, 0o700)
         if not _has_identity(identity_path):

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common import limits
+from common.remains import is_held_by_fuse
 from spoke.supervisor.channel import Channel, Message
 from spoke.supervisor.clients import Clients
 from spoke.supervisor.own_log import OwnLog
@@ -59,6 +60,7 @@ class Supervisor:
         self._was_ready = False
         self._restart_at_s: float | None = None
         self._paused_since_s: float | None = None
+        self._stopping = False
         self._stop_at_s: float | None = None
         self._keep_mount = False
         self._exit: int | None = None
@@ -125,7 +127,7 @@ class Supervisor:
         if self._stop_at_s is not None:
             times.append(self._stop_at_s)
         for worker in self._workers():
-            times.append(self._patience_ends_s(worker))
+            times += self._patience_ends_s(worker), worker.look_s
         return min(times)
 
     def _workers(self) -> list[Worker]:
@@ -149,6 +151,11 @@ class Supervisor:
     def _time_has_come(self, now_s: float) -> None:
         self._log.bound()
         for worker in self._workers():
+            if worker.look_s <= now_s:
+                worker.looked_s = now_s
+                if is_held_by_fuse(worker.pid):
+                    self._left_behind(worker)
+                    continue
             if self._patience_ends_s(worker) <= now_s:
                 if worker.aborted_s is None and worker.served and not (self._upgrade and self._upgrade.old is worker):
                     self._say("error", "the worker gives no sign of life and is ended", worker_pid=worker.pid)
@@ -234,7 +241,7 @@ class Supervisor:
             case "failed":
                 worker.failure = str(message.get("error"))
                 worker.exit_code = int(message.get("exit", 1))
-            case "stopping" if self._stop_at_s is None:
+            case "stopping" if not self._stopping:
                 self._service.tell(STOPPING=1, STATUS="stopping")
         for fd in fds:
             os.close(fd)
@@ -264,11 +271,18 @@ class Supervisor:
         with contextlib.suppress(EOFError):
             while self._take_word(worker):  # what it said before it ended
                 pass
-        code = worker.reap()
-        self._selector.unregister(worker.pidfd)
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(worker.channel)
-        worker.close()
+        self._retire(worker)
+        self._ended(worker, self._reap_retired(worker))
+
+    def _left_behind(self, worker: Worker) -> None:
+        """It was killed, and what the kernel still holds of it ends when the next worker answers."""
+        self._say(
+            "warning", "the kernel holds a thread of the dead worker until the next one answers", worker_pid=worker.pid
+        )
+        self._retire(worker)
+        self._ended(worker, -signal.SIGKILL)
+
+    def _ended(self, worker: Worker, code: int) -> None:
         upgrade = self._upgrade
         if upgrade is not None and worker is upgrade.new:
             self._new_has_failed(upgrade, worker, code)
@@ -296,7 +310,7 @@ class Supervisor:
             self._service.forget_stored()
             self._exit = code if code > 0 else 1
             return
-        if self._stop_at_s is not None:
+        if self._stopping:
             self._end_without_worker()
             return
         self._last_end = how_it_ended(code)
@@ -322,8 +336,9 @@ class Supervisor:
     # --- the end -----------------------------------------------------------------------------------------
 
     def _begin_stop(self) -> None:
-        if self._stop_at_s is not None:
+        if self._stopping:
             return
+        self._stopping = True
         self._service.tell(STOPPING=1, STATUS="stopping")
         self._keep_mount = self._service.restart_is_queued()
         self._stop_at_s = self._clock() + limits.SUPERVISED_STOP_S
@@ -395,7 +410,7 @@ class Supervisor:
             return
         now_s = self._clock()
         reason = ""
-        if self._worker is None or not self._worker.served or self._stop_at_s is not None:
+        if self._worker is None or not self._worker.served or self._stopping:
             reason = "no worker serves the mount just now; the next one that starts has the new code anyhow"
         else:
             try:
@@ -454,15 +469,16 @@ class Supervisor:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(worker.channel)
 
-    def _reap_retired(self, worker: Worker) -> None:
+    def _reap_retired(self, worker: Worker) -> int:
         self._selector.unregister(worker.pidfd)
-        worker.reap()
+        code = worker.reap()
         worker.close()
+        return code
 
     def _old_is_gone(self, upgrade: _Upgrade, code: int) -> None:
         """The old worker died before or after it let go; the new one takes what it left."""
         upgrade.old = None
-        if self._stop_at_s is not None and self._worker is not upgrade.new:
+        if self._stopping and self._worker is not upgrade.new:
             self._worker = None
             self._end_without_worker()
             return
@@ -478,7 +494,7 @@ class Supervisor:
     def _new_has_failed(self, upgrade: _Upgrade, worker: Worker, code: int) -> None:
         reason = worker.failure or how_it_ended(code)
         old = upgrade.old
-        if self._stop_at_s is not None:
+        if self._stopping:
             self._upgrade = None
             if self._worker is worker:
                 self._worker = None

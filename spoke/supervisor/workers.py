@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
+from common import limits
 from spoke.supervisor.channel import Channel
 
 CHANNEL_VARIABLE = "HEADRACE_SUPERVISOR_FD"
@@ -32,6 +33,8 @@ class Worker:
         self.failure = ""
         self.exit_code = 1
         self.aborted_s: float | None = None
+        self.looked_s = now_s
+        """When it was last looked at, what is left of it."""
 
     @classmethod
     def start(cls, command: Sequence[str], now_s: float, *, standby: bool) -> Worker:
@@ -53,6 +56,11 @@ class Worker:
             os.close(fd)
         process.returncode = 0  # reaped by us: its destructor need not
         return cls(process.pid, ours, now_s, standby=standby)
+
+    @property
+    def look_s(self) -> float:
+        """When to look whether it is dead, if it stays silent: its end is not told while the kernel holds a thread of it."""
+        return max(self.alive_s, self.looked_s) + limits.SUPERVISED_LOOK_AFTER_S
 
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

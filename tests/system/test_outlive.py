@@ -483,3 +483,13 @@ def test_a_read_waits_one_read_timeout_however_many_workers_it_has(pair: Pair) -
     assert code == errno.EIO
     assert took_s > 5.0
     assert took_s - back_s < 4.0, "at most 3 s were left of it when the last worker came, not all 6"
+
+
+def test_a_stop_ends_a_mount_whose_worker_hangs(pair: Pair) -> None:
+    (pair.data / "f.bin").write_bytes(b"x")
+    spoke = pair.spoke(pair.hub().address)
+    os.kill(spoke.worker_pid(), signal.SIGSTOP)
+    spoke.popen.send_signal(signal.SIGTERM)
+    assert spoke.popen.wait(30) == 0, "and no other worker takes its place"
+    assert not mounts_at(str(spoke.mountpoint))
+    assert "the mount is served again" not in spoke.log()

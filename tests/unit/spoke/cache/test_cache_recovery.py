@@ -177,6 +177,23 @@ def test_a_second_spoke_is_refused(tmp_path: Path) -> None:
     open_directory(tmp_path / "c").close()
 
 
+def test_what_the_kernel_keeps_of_a_dead_spoke_does_not_keep_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = open_directory(tmp_path)
+    monkeypatch.setattr("spoke.cache.recovery.flock_holders", lambda _: [4711])
+    monkeypatch.setattr("spoke.cache.recovery.is_held_by_fuse", lambda pid: pid == 4711)
+    successor = open_directory(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(CacheDirectoryError, match="in use by another spoke"):
+        open_directory(tmp_path)
+    dead.close()  # the kernel lets go of it
+    with pytest.raises(CacheDirectoryError, match="in use by another spoke"):
+        open_directory(tmp_path)
+    successor.close()
+    open_directory(tmp_path).close()
+
+
 def test_a_newer_format_is_refused_untouched(tmp_path: Path) -> None:
     open_directory(tmp_path / "c").close()
     identity = tmp_path / "c" / "headrace-cache.json"
