@@ -100,5 +100,5 @@ def test_a_wait_too_short_to_name_who_lost_it_is_not_denied() -> None:
 def test_a_name_that_moves_the_cursor_is_shown_escaped() -> None:
     name = "a\x1b[2J\nb\u202e\udcff"
     text = explain_cli.render({"said": [], "slow_reads": [as_facts(slow(ended_s=100.005), 101.0) | {"path": name}]})
-    assert "a\\x1b[2J\\nb\\u202e\\udcff:0" in text
+    assert "a\\x1b[2J\\nb\\u202e\\xff:0" in text
     assert len(text.splitlines()) == 2
