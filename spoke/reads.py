@@ -212,7 +212,7 @@ class Reads:
         length_bytes = min(length_bytes, handle.size_bytes - offset_bytes)
         if length_bytes <= 0:
             return b""
-        until_s = self._clock() + self._read_timeout_s - waited_s
+        until_s = self._clock() + _left_s(self._read_timeout_s, waited_s)
         while True:
             try:
                 return await self._read(handle, offset_bytes, length_bytes, task_id, waited_s)
@@ -248,9 +248,8 @@ class Reads:
         waited_s: float,
     ) -> bytearray | memoryview:
         wait = _Wait(self, handle, task_id, offset_bytes, length_bytes)
-        timeout_s = whole_s = self._time_for(handle, blocks, wait.began_s)
-        if waited_s and timeout_s:
-            timeout_s = max(timeout_s - waited_s, min(limits.READ_ASKED_AGAIN_TIMEOUT_S, timeout_s))
+        whole_s = self._time_for(handle, blocks, wait.began_s)
+        timeout_s = _left_s(whole_s, waited_s)
         deadline_s = wait.began_s + timeout_s if timeout_s else None
         arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         want: Want | None = None
@@ -364,6 +363,11 @@ class Reads:
                 offset_bytes=offset_bytes,
                 seen=doubt,
             )
+
+
+def _left_s(timeout_s: float, waited_s: float) -> float:
+    """Of a read's timeout when it has waited with earlier workers: a second at least; 0 stays no limit."""
+    return max(timeout_s - waited_s, min(limits.READ_ASKED_AGAIN_TIMEOUT_S, timeout_s))
 
 
 class _Wait:

@@ -223,6 +223,8 @@ class Ledger:
     def ended(self, slot: int) -> None:
         if slot >= 0:
             self._in_hand[slot] = 0
+            if slot < _SINCE_MAX:  # a worker that writes no times may use it next
+                self._since_ticks[slot] = 0
             self._free_slots.append(slot)
 
     def left_in_hand(self) -> dict[int, float]:
@@ -234,6 +236,7 @@ class Ledger:
                 found[unique] = self._since_ticks[slot] / _TICKS_A_SECOND if slot < _SINCE_MAX else 0.0
         found.pop(0, None)
         self._fixed[_IN_HAND_BYTES : _BUFFER_BYTES + 16] = bytes(_BUFFER_BYTES + 16 - _IN_HAND_BYTES)
+        self._fixed[_SINCE_BYTES:] = bytes(_FIXED_BYTES - _SINCE_BYTES)
         return dict(sorted(found.items()))
 
     # --- records -----------------------------------------------------------------------------------------

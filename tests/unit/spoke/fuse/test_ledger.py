@@ -97,6 +97,17 @@ def test_requests_in_hand_are_known_also_the_one_just_read() -> None:
     ledger.ended(-1)
 
 
+def test_a_time_is_not_taken_for_that_of_a_request_noted_by_a_worker_that_writes_no_times() -> None:
+    ledger = Ledger.create({})
+    slots = [ledger.began(unique, time.monotonic() - 70.0) for unique in (10, 12)]
+    ledger.ended(slots[0])
+    ledger._in_hand[slots[0]] = 20  # as such a worker does
+    other = again(ledger)
+    assert other.left_in_hand()[20] == 0.0
+    other._in_hand[slots[1]] = 22
+    assert again(other).left_in_hand()[22] == 0.0
+
+
 def test_what_is_no_ledger_is_refused() -> None:
     fd = os.memfd_create("x")
     with pytest.raises(LedgerUnusable, match="0 bytes"):
