@@ -16,18 +16,26 @@ def is_held_by_fuse(pid: int, proc: Path = _PROC) -> bool:
     wakes it (fuse_reverse_inval_entry, fs/fuse/dir.c). Killed meanwhile, the process keeps its descriptors and locks, and its pidfd stays
     silent; but none of its instructions is run again. False where the kernel does not say where a thread waits.
     """
-    own = proc / str(pid)
+    if process_letter(pid, proc) != "Z":
+        return False
+    tasks = proc / str(pid) / "task"
     try:
-        if (own / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] != "Z":
-            return False
-        threads = os.listdir(own / "task")
+        threads = os.listdir(tasks)
     except OSError:
         return False
     for thread in threads:
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            if (own / "task" / thread / "wchan").read_text().startswith("fuse_"):
+            if (tasks / thread / "wchan").read_text().startswith("fuse_"):
                 return True
     return False
+
+
+def process_letter(pid: int, proc: Path = _PROC) -> str:
+    """The state of a process as proc(5) has it (Z: dead, D: waiting for a disk); empty when it is gone."""
+    try:
+        return (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 def flock_holders(fd: int, proc: Path = _PROC) -> list[int]:

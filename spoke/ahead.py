@@ -265,9 +265,8 @@ class Ahead:
 
     def _keep_within(self, fetcher: Fetcher, ample_bytes: int) -> int | None:
         """How far streams may run ahead, all together, for what the disk does now; None: as their windows reach."""
-        if (
-            fetcher.is_behind
-        ):  # what it does not take in time is lost before it is read, further ahead than memory keeps in its stead
+        if fetcher.is_behind:
+            # What it does not take in time is lost before it is read, further ahead than memory keeps in its stead.
             return fetcher.memory.bypass_bytes
         # Memory for what waits is made anew where all buffers are in use, which costs as much as the bytes' way through it.
         return ample_bytes if fetcher.write_backlog_bytes > ample_bytes else None

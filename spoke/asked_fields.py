@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from common.errors import UsageError
@@ -16,7 +17,12 @@ from common.limits import CACHE_LIST_MOST, FILE_MAX_BYTES
 _SHOWN_CHARS = 60
 _TEXT_MAX_BYTES = 64 * 1024
 _RATE_MAX_BYTES_PER_S = 1 << 50
-CACHE_SORTS = ("path", "cached", "size")
+
+
+class CacheSort(StrEnum):
+    PATH = "path"
+    CACHED = "cached"
+    SIZE = "size"
 
 
 class Field(NamedTuple):
@@ -62,7 +68,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
     "explain": {"path": _TEXT},
     "cache-list": {
         "paths": _PATHS,
-        "sort": Field(f"one of {', '.join(CACHE_SORTS)}", lambda value: value in CACHE_SORTS),
+        "sort": Field(f"one of {', '.join(CacheSort)}", lambda value: value in list(CacheSort)),
         "most": _whole(1, CACHE_LIST_MOST),
         "everything": _FLAG,
     },

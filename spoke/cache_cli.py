@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from common.errors import HeadraceError, UsageError
 from common.terminal import exit_codes, printable
 from common.units import format_size
 from spoke import purge_cli, verify_cli, warm_cli
+from spoke.asked_fields import CacheSort
 from spoke.asking import Mountpoint, ask
 from spoke.fuse.mountpoint import locate
 from spoke.selection import below
@@ -30,18 +30,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; sizes in bytes
 _TIMEOUT_S = 60.0
 
 
-class Sort(StrEnum):
-    PATH = "path"
-    CACHED = "cached"
-    SIZE = "size"
-
-
 @app.command("ls")
 @exit_codes
 def list_files(
     mountpoint: Mountpoint,
     paths: Paths = None,
-    sort: Annotated[Sort, typer.Option(help="By path, by bytes cached, or by size.")] = Sort.PATH,
+    sort: Annotated[CacheSort, typer.Option(help="By path, by bytes cached, or by size.")] = CacheSort.PATH,
     most: Annotated[
         int, typer.Option(min=1, max=limits.CACHE_LIST_MOST, help="Rows shown at most.")
     ] = limits.CACHE_LIST_MAX,

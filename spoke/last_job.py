@@ -88,9 +88,6 @@ class _Job:
         return sum(file.touched_bytes for file in self.files.values())
 
 
-def _nothing_untold() -> None: ...
-
-
 class LastJob:
     """``memory_bytes``: of the setting ``learn_memory``; a quarter of it may be used here, what goes beyond is not noted.
 
@@ -106,7 +103,7 @@ class LastJob:
         self._last_read_s = 0.0
         self._dirty = False
         self._saved_s = clock()
-        self.on_look: Callable[[], None] = _nothing_untold
+        self.on_look: Callable[[], None] = lambda: None
 
     # --- events ------------------------------------------------------------------------------------------
 

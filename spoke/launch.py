@@ -189,9 +189,8 @@ def mount_in_background(
     with os.fdopen(read_fd, "r") as reports, log_path.open("ab") as log:
         # It has no terminal that could hang up, and a stray SIGHUP must not take the mount from under a job.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(
-            signal.SIGTERM, _leave
-        )  # as timeout(1) sends: a mount that nobody was told of must not come about later
+        # As timeout(1) sends: a mount that nobody was told of must not come about later.
+        signal.signal(signal.SIGTERM, _leave)
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -34,9 +34,8 @@ _IDENTITY_BYTES, _IN_HAND_BYTES = 512, 4096
 _BUFFER_BYTES = _IN_HAND_BYTES + FUSE_REQUESTS_IN_HAND_MAX * 8
 _SINCE_BYTES = _BUFFER_BYTES + REQUEST_BUFFER_BYTES
 _FIXED_BYTES = -(-_SINCE_BYTES // 65536) * 65536
-_SINCE_MAX = (
-    _FIXED_BYTES - _SINCE_BYTES
-) // 4  # of the slots, the first; those beyond count as just begun when a worker takes over
+# Of the slots, the first; those beyond count as just begun when a worker takes over.
+_SINCE_MAX = (_FIXED_BYTES - _SINCE_BYTES) // 4
 _TICKS_A_SECOND = 10
 
 _SEGMENT_WORDS = FUSE_LEDGER_SEGMENT_BYTES // 4

@@ -34,6 +34,7 @@ from typing import NamedTuple, TypeVar
 from common.errors import MountpointError
 from common.limits import FUSE_ANSWER_TIMEOUT_S, FUSE_UNMOUNT_TIMEOUT_S
 from common.log import get_logger
+from common.remains import process_letter
 
 log = get_logger(__name__)
 
@@ -205,11 +206,8 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a dis
 
 def process_state(pid: int) -> str:
     """Of a process, in a word or two."""
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "gone"
-    return _STATES.get(letter, "running")
+    letter = process_letter(pid)
+    return _STATES.get(letter, "running") if letter else "gone"
 
 
 def _boot_id() -> str:

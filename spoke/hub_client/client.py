@@ -424,11 +424,8 @@ def _roomiest(links: list[Link]) -> Link | None:
         if outstanding_bytes < sizing.most_outstanding_bytes(link.received_bytes):
             wait = sizing.wait_of(outstanding_bytes, link.received_bytes)
             if wait < least:
-                best, least, least_bytes = (
-                    link,
-                    wait,
-                    wait * limits.LINK_GROWN_BYTES,
-                )  # so much waits as long where least does
+                best, least = link, wait
+                least_bytes = wait * limits.LINK_GROWN_BYTES  # so much waits as long where least does
     return best
 
 

@@ -214,9 +214,8 @@ class Recording:
     def begins_at(self, file: int, offset_bytes: int) -> bool:
         """A step begins at this place, at the cost of a look into the filter for most."""
         place = self.first_pages[file] + (offset_bytes >> PAGE_SHIFT)
-        one = (
-            place * _HASH & _MASK_64
-        ) >> self._seen_shift  # as the filter does: most places end here, each READ comes by
+        # As the filter does: most places end here, each READ comes by.
+        one = (place * _HASH & _MASK_64) >> self._seen_shift
         return bool(self._seen_bits[one >> 3] & 1 << (one & 7)) and self._beginning_at(place) is not None
 
     def next_position(self, lane: int, file: int, start_bytes: int, end_bytes: int, from_position: int) -> int | None:

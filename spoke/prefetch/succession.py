@@ -38,9 +38,6 @@ _FILE_BYTES = 400
 _RECORDINGS = 3  # one grows, one waits, one is written
 
 
-def _nothing_untold() -> None: ...
-
-
 class OrderRecorder:
     """``memory_bytes``: for all recordings, the one that grows, one that waits and one that is being written.
 
@@ -54,7 +51,7 @@ class OrderRecorder:
         self.max_files = max(_HEAD_STEPS, each_bytes // 4 // _FILE_BYTES)
         self.on_end: Callable[[], None] | None = None
         self.on_drop: Callable[[Recording], None] | None = None
-        self.on_look: Callable[[], None] = _nothing_untold
+        self.on_look: Callable[[], None] = lambda: None
         self.epochs_total = 0
         self._begun_total = 0
         self.dropped_total = 0

@@ -83,7 +83,7 @@ class Clients:
         line = self._lines[client]
         line += data
         if len(line) > _LINE_MAX_BYTES:
-            self.answer(client, _refusal(f"a request of more than {_LINE_MAX_BYTES} bytes"))
+            self.answer(client, refusal(f"a request of more than {_LINE_MAX_BYTES} bytes"))
             return
         if not data:
             self._close(client)
@@ -97,7 +97,7 @@ class Clients:
         line.clear()
         command = request.get("command") if isinstance(request, dict) else None
         if not isinstance(command, str):
-            self.answer(client, _refusal('a request that is no JSON object with a command; write {"command": NAME}'))
+            self.answer(client, refusal('a request that is no JSON object with a command; write {"command": NAME}'))
             return
         self._on_request(client, command)
 
@@ -107,5 +107,6 @@ class Clients:
             client.close()
 
 
-def _refusal(text: str) -> dict[str, Any]:
+def refusal(text: str) -> dict[str, Any]:
+    """What a request that cannot be understood is answered."""
     return {"error": text, "code": "usage", "exit": 2}

@@ -22,7 +22,7 @@ from typing import Any
 from common import limits
 from common.remains import is_held_by_fuse
 from spoke.supervisor.channel import Channel, Message
-from spoke.supervisor.clients import Clients
+from spoke.supervisor.clients import Clients, refusal
 from spoke.supervisor.own_log import OwnLog
 from spoke.supervisor.refusing import refuse_pending
 from spoke.supervisor.restarts import Restarts
@@ -537,8 +537,7 @@ class Supervisor:
                 self._clients.answer(client, {"result": {"stopping": True}})
                 self._begin_stop()
             case _:
-                refusal = f"unknown command {command!r}; known: state, stop, upgrade"
-                self._clients.answer(client, {"error": refusal, "code": "usage", "exit": 2})
+                self._clients.answer(client, refusal(f"unknown command {command!r}; known: state, stop, upgrade"))
 
     def state(self) -> dict[str, Any]:
         """Also while no worker serves."""
