@@ -80,3 +80,16 @@ def test_the_lock_has_every_dependency_at_a_version_that_may_do() -> None:
         name, least = each.split(">=")
         assert parts(locked[name]) >= parts(least), each
     assert {"aiosignal", "pydantic-core", "yarl"} <= locked.keys(), "and what those need"
+
+
+def test_what_is_installed_leaves_out_no_code_and_no_file() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert tools["packages"]["find"]["include"] == ["common*", "hub*", "spoke*"], "a list by hand forgets new ones"
+    data = {
+        ROOT / package.replace(".", "/") / name for package, names in tools["package-data"].items() for name in names
+    }
+    for path in (path for top in ("common", "hub", "spoke") for path in (ROOT / top).rglob("*") if path.is_file()):
+        if path.suffix == ".py":
+            assert (path.parent / "__init__.py").exists(), path
+        else:
+            assert path in data or "__pycache__" in path.parts, path
