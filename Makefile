@@ -39,7 +39,7 @@ experiment: $(READY) ## the same training job beside the data and 60 ms away, al
 test: $(READY) ## all tests but the slow ones
 	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-slow: $(READY) ## the tests that take minutes: several hub processes, doctor, Prometheus, packages, the experiment
+slow: $(READY) ## the tests that take minutes: several hub processes, doctor, Prometheus, the experiment
 	@$(PY) -m pytest -m slow $(ARGS)
 
 test-slow: slow

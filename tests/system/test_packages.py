@@ -22,7 +22,7 @@ def files_of_ours() -> list[Path]:
     return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 
 def run(*command: str | Path, timeout_s: float = 180, cwd: Path | None = None) -> str:
