@@ -73,12 +73,20 @@ class Process:
 
 
 class Hub(Process):
-    def __init__(self, work_dir: Path, datasets: dict[str, Path], port: int = 0, extra: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        work_dir: Path,
+        datasets: dict[str, Path],
+        port: int = 0,
+        extra: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+    ) -> None:
         named = [argument for name, path in datasets.items() for argument in ("--dataset", f"{name}={path}")]
         super().__init__(
             ["hub.cli", "serve", *named, "--listen", f"127.0.0.1:{port}", "--metrics", "127.0.0.1:0",
              "--state-dir", str(work_dir / "hub-state"), "--log-format", "json", *extra],
             work_dir / "hub.log",
+            env,
         )  # fmt: skip
         # listening on HOST:PORT, metrics on HOST:PORT
         words = self.first_line().replace(",", "").split()
@@ -200,8 +208,9 @@ class Pair:
         self._hubs: list[Hub] = []
         self._spokes: list[Spoke] = []
 
-    def hub(self, port: int = 0, extra: Sequence[str] = ()) -> Hub:
-        hub = Hub(self.work_dir, {"data": self.data}, port, (*self.hub_flags, *extra))
+    def hub(self, port: int = 0, extra: Sequence[str] = (), env: dict[str, str] | None = None) -> Hub:
+        """``env``: what its environment has besides ours; such a hub is started anew, not forked from a ready one."""
+        hub = Hub(self.work_dir, {"data": self.data}, port, (*self.hub_flags, *extra), env)
         self._hubs.append(hub)
         return hub
 
