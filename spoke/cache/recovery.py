@@ -25,7 +25,7 @@ from common.durable import replace_file, sync_file
 from common.entries import VERSION_BYTES
 from common.errors import CacheDirectoryError
 from common.log import get_logger
-from common.remains import flock_holders, is_held_by_fuse
+from common.remains import is_flock_of_remains
 from spoke.cache.disk import Disk, allocated_bytes, write_full
 
 log = get_logger(__name__)
@@ -208,7 +208,7 @@ def _locked(path: Path) -> int:
             try:
                 _lock(lock_fd, path, "stop it or choose another directory")
             except CacheDirectoryError:
-                if not any(map(is_held_by_fuse, flock_holders(lock_fd))):
+                if not is_flock_of_remains(lock_fd):
                     raise
                 _remove_lock(lock_fd, path)
             if _is_at(lock_fd, lock_path):

@@ -181,8 +181,7 @@ def test_what_the_kernel_keeps_of_a_dead_spoke_does_not_keep_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = open_directory(tmp_path)
-    monkeypatch.setattr("spoke.cache.recovery.flock_holders", lambda _: [4711])
-    monkeypatch.setattr("spoke.cache.recovery.is_held_by_fuse", lambda pid: pid == 4711)
+    monkeypatch.setattr("common.remains.is_held_by_fuse", lambda pid: pid == os.getpid())
     successor = open_directory(tmp_path)
     monkeypatch.undo()
     with pytest.raises(CacheDirectoryError, match="in use by another spoke"):
