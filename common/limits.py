@@ -189,6 +189,9 @@ CACHE_WRITE_RUN_FLIGHTS = 64
 """Landed flights that lie one after another, written in one go. The rest makes the next run. With 8 a link of 3 Gbit/s and more got ahead
 of the disk: a run takes some turns of a busy event loop, however long it is."""
 
+CACHE_WRITE_RUN_SHARE = 16
+"""A run is at most 1/16 of the cache. One as large as the cache had all of it evicted, and then did not fit. Split."""
+
 CACHE_WRITE_GATHER_FLIGHTS = 8
 """With fewer to write a run waits for what follows it, CACHE_WRITE_GATHER_S."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from pathlib import Path
 
 _PROC = Path("/proc")
+_EXCLUSIVE_FLOCK = ["FLOCK", "ADVISORY", "WRITE"]
 
 
 def is_held_by_fuse(pid: int, proc: Path = _PROC) -> bool:
@@ -38,14 +40,26 @@ def process_letter(pid: int, proc: Path = _PROC) -> str:
         return ""
 
 
-def flock_holders(fd: int, proc: Path = _PROC) -> list[int]:
-    """Processes (of our pid namespace) that took the exclusive flock(2) of this open file's inode."""
+def is_flock_of_remains(fd: int) -> bool:
+    """Who has the exclusive flock(2) of this open file is a process of our pid namespace of which :func:`is_held_by_fuse` is true.
+
+    /proc/locks names files by the device of their superblock, which stat(2) does not show on overlayfs and btrfs; so it tells only who has
+    any such lock, and the descriptors of his threads lead to the file itself.
+    """
     found = os.fstat(fd)
-    inode = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    holders = []
-    with contextlib.suppress(OSError):
-        for line in (proc / "locks").read_text().splitlines():
-            words = line.split()
-            if words[1:4] == ["FLOCK", "ADVISORY", "WRITE"] and words[5] == inode:
-                holders.append(int(words[4]))
-    return holders
+    try:
+        lines = (_PROC / "locks").read_text().splitlines()
+    except OSError:
+        return False
+    takers = {words[4] for line in lines if (words := line.split())[1:4] == _EXCLUSIVE_FLOCK}
+    return any(is_held_by_fuse(int(pid)) and _has_flock(_PROC / pid, found) for pid in takers)
+
+
+def _has_flock(process: Path, file: os.stat_result) -> bool:
+    for descriptor in glob.iglob(f"{process}/task/*/fdinfo/*"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            lines = Path(descriptor).read_text("utf-8", "replace").splitlines()
+            has_one = any(line.startswith("lock:") and line.split()[2:5] == _EXCLUSIVE_FLOCK for line in lines)
+            if has_one and os.path.samestat(os.stat(descriptor.replace("/fdinfo/", "/fd/")), file):
+                return True
+    return False

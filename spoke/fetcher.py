@@ -429,7 +429,8 @@ class Fetcher:
             await self._something_to_write.wait()
             if len(self._landed) < limits.CACHE_WRITE_GATHER_FLIGHTS:
                 await asyncio.sleep(limits.CACHE_WRITE_GATHER_S)
-            run = self._landed.take(limits.CACHE_WRITE_RUN_FLIGHTS)
+            most_flights = max(1, self._store.run_max_bytes // EXTENT_BYTES)
+            run = self._landed.take(min(limits.CACHE_WRITE_RUN_FLIGHTS, most_flights))
             self._look_for_work()
             return run
 

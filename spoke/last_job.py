@@ -91,7 +91,7 @@ class _Job:
 class LastJob:
     """``memory_bytes``: of the setting ``learn_memory``; a quarter of it may be used here, what goes beyond is not noted.
 
-    ``on_look`` is called before anybody looks at what was noted: READs may be told of by several.
+    ``on_look`` is called before anything else than a READ is noted or looked at: READs may be told of by several.
     """
 
     def __init__(self, path: Path, memory_bytes: int, clock: Callable[[], float]) -> None:
@@ -137,6 +137,7 @@ class LastJob:
 
     def lent(self, path: bytes, version: bytes, size_bytes: int) -> None:
         """The kernel reads a whole file by itself: how much of it is not seen."""
+        self.on_look()  # what was read before may have been of another version
         file = self._file(path, version, size_bytes)
         if file is not None:
             file.touch_all()

@@ -95,10 +95,11 @@ class OpenFiles:
             raise  # the loop is going down and the thread may still be at work: the descriptors stay open
         except BaseException:
             file.own_writes -= changes
-            if changes:  # some of it may have been done: what it looks like now is our doing
+            if changes:  # some of it may have been done: what it looks like now, and takes, is our doing
                 file.stamp = None
                 with contextlib.suppress(OSError):
-                    file.stamp = stamp_of(self.disk, file.data_fd) if file.data_fd >= 0 else None
+                    if file.data_fd >= 0:
+                        self.recharge(file)
             self._release(file)
             raise
         file.own_writes -= changes

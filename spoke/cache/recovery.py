@@ -25,7 +25,7 @@ from common.durable import replace_file, sync_file
 from common.entries import VERSION_BYTES
 from common.errors import CacheDirectoryError
 from common.log import get_logger
-from common.remains import flock_holders, is_held_by_fuse
+from common.remains import is_flock_of_remains
 from spoke.cache.disk import Disk, allocated_bytes, write_full
 
 log = get_logger(__name__)
@@ -189,10 +189,11 @@ def open_existing(path: Path) -> CacheDirectory:
 
 
 def _lock(lock_fd: int, path: Path, advice: str) -> None:
-    try:
+    with contextlib.suppress(BlockingIOError):
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise CacheDirectoryError(f"cache directory {path} is in use by another spoke: {advice}") from None
+        if _is_at(lock_fd, path / _LOCK_NAME):  # else somebody has put another in its place meanwhile, and has that
+            return
+    raise CacheDirectoryError(f"cache directory {path} is in use by another spoke: {advice}")
 
 
 def _locked(path: Path) -> int:
@@ -200,20 +201,18 @@ def _locked(path: Path) -> int:
 
     A process whose remains the kernel holds (:mod:`common.remains`) uses nothing any more: its lock is put out of the way.
     """
-    lock_path = path / _LOCK_NAME
     while True:
         with contextlib.ExitStack() as stack:
-            lock_fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             stack.callback(os.close, lock_fd)
             try:
                 _lock(lock_fd, path, "stop it or choose another directory")
-            except CacheDirectoryError:
-                if not any(map(is_held_by_fuse, flock_holders(lock_fd))):
-                    raise
-                _remove_lock(lock_fd, path)
-            if _is_at(lock_fd, lock_path):
                 stack.pop_all()
                 return lock_fd
+            except CacheDirectoryError:
+                if not is_flock_of_remains(lock_fd):
+                    raise
+                _remove_lock(lock_fd, path)
 
 
 def _remove_lock(lock_fd: int, path: Path) -> None:

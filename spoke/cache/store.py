@@ -26,7 +26,7 @@ from common.blocks import (
 )
 from common.digest import DIGEST_BYTES
 from common.errors import CacheDirectoryError, CacheWriteError
-from common.limits import CACHE_INODE_FLOOR_SHARE, CACHE_LENT_FILES_MAX, CACHE_TEND_WAIT_S
+from common.limits import CACHE_INODE_FLOOR_SHARE, CACHE_LENT_FILES_MAX, CACHE_TEND_WAIT_S, CACHE_WRITE_RUN_SHARE
 from common.log import get_logger
 from spoke.cache.cached_file import CachedFile, extents_of, free_space, loaded
 from spoke.cache.damage import Damage
@@ -386,6 +386,11 @@ class Store:
         return self._loans.is_lent(version)
 
     # --- writing -----------------------------------------------------------------------------------------
+
+    @property
+    def run_max_bytes(self) -> int:
+        """To be written in one go: room is made for all of it first, so it is a small part of the cache."""
+        return self._ledger.capacity_bytes // CACHE_WRITE_RUN_SHARE
 
     def is_worthless(self, version: bytes, blocks: BlockRange) -> bool:
         """The cache is full, and orders tell that these blocks were used for the last time: to write them helps nobody."""

@@ -48,6 +48,8 @@ class Hub:
 class SlowStore:
     """Takes nothing until ``go`` is set."""
 
+    run_max_bytes = 64 * EXTENT_BYTES
+
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.written: set[int] = set()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from common.remains import flock_holders, is_held_by_fuse
+from common.remains import is_flock_of_remains, is_held_by_fuse
 
 
 def process(proc: Path, state: str, *waits: str) -> Path:
@@ -41,11 +43,53 @@ def test_what_is_gone_is_not_held(tmp_path: Path) -> None:
     assert not is_held_by_fuse(7, tmp_path)
 
 
-def test_the_kernel_names_who_holds_a_lock(tmp_path: Path) -> None:
-    with (tmp_path / "lock").open("w") as file:
-        assert flock_holders(file.fileno()) == []
+@pytest.fixture
+def we_are_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.remains.is_held_by_fuse", lambda pid: pid == os.getpid())
+
+
+def flocks_of_remains(directory: Path) -> list[bool]:
+    """Before it is taken, while it is held (by another descriptor of the file), of another file, and once it is given back."""
+    with (
+        (directory / "lock").open("w") as file,
+        (directory / "lock").open() as other,
+        (directory / "b").open("w") as unlike,
+    ):
+        seen = [is_flock_of_remains(other.fileno())]
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert flock_holders(file.fileno()) in ([os.getpid()], [])  # a file system may number its devices in two ways
-        with (tmp_path / "lock").open() as other, (tmp_path / "another").open("w") as unlike:
-            assert flock_holders(other.fileno()) == flock_holders(file.fileno())
-            assert flock_holders(unlike.fileno()) == []
+        seen += is_flock_of_remains(other.fileno()), is_flock_of_remains(unlike.fileno())
+        fcntl.flock(file, fcntl.LOCK_UN)
+        return [*seen, is_flock_of_remains(other.fileno())]
+
+
+@pytest.mark.usefixtures("we_are_remains")
+def test_a_lock_of_remains_is_told_by_the_file_that_it_is_of(tmp_path: Path) -> None:
+    assert flocks_of_remains(tmp_path) == [False, True, False, False]
+
+
+def test_a_lock_of_who_lives_is_none_of_remains(tmp_path: Path) -> None:
+    assert flocks_of_remains(tmp_path) == [False, False, False, False]
+
+
+@pytest.mark.mount
+@pytest.mark.usefixtures("we_are_remains")
+def test_also_where_a_file_system_numbers_its_devices_in_two_ways(tmp_path: Path) -> None:
+    """On an overlay over two file systems stat(2) gives one device for its files, and /proc/locks another; on btrfs always."""
+    where = {name: tmp_path / name for name in ("lower", "upper", "work", "merged")}
+    for path in where.values():
+        path.mkdir()
+    options = ",".join(f"{name}dir={where[name]}" for name in ("lower", "upper", "work"))
+    with contextlib.ExitStack() as mounts:
+        for command in (
+            ["mount", "-t", "tmpfs", "lower", where["lower"]],
+            ["mount", "-t", "overlay", "overlay", "-o", options, where["merged"]],
+        ):
+            if subprocess.run(command, check=False, capture_output=True).returncode:
+                pytest.skip(f"{command[2]} cannot be mounted here")
+            mounts.callback(subprocess.run, ["umount", command[-1]], check=True)
+        with (where["merged"] / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            found = os.fstat(file.fileno())
+            told = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino} "
+            assert told not in Path("/proc/locks").read_text(), "here one number would do"
+        assert flocks_of_remains(where["merged"]) == [False, True, False, False]

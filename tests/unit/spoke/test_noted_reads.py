@@ -107,6 +107,19 @@ def test_all_that_was_read_is_counted_recorded_and_noted(tmp_path: Path, handles
     stepping(run)
 
 
+def test_a_file_that_changed_and_is_lent_is_noted_after_the_reads_before(tmp_path: Path) -> None:
+    """The last job is told of 16 READs together, and of files that the kernel reads by itself at once."""
+
+    def run() -> None:
+        stub, before = Stub(tmp_path), Handle(1, b"f", VERSION, SIZE)
+        stub.ahead.opened(before, 1)
+        stub.ahead.read(before, 1, 700 * MIB, READ, "miss")
+        stub.ahead.lent(Handle(2, b"f", b"w" * 16, MIB))
+        assert stub.last_job.touched_bytes(b"f", b"w" * 16) == MIB
+
+    stepping(run)
+
+
 def test_a_reader_who_leaves_his_stream_is_heard_there(tmp_path: Path) -> None:
     def run() -> None:
         stub, handle = Stub(tmp_path), Handle(1, b"f", VERSION, SIZE)

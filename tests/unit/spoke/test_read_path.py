@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -479,6 +480,31 @@ async def test_what_landed_and_waits_for_a_slow_disk_is_served_at_once(make_read
     await path.fetcher.written()
     assert path.fetcher.find_landed(handle.version, 0, 4096) is None, "the cache has it"
     assert bytes(path.reads.read_nowait(handle, 0, 131072, 1) or b"") == data[:131072]
+
+
+async def test_what_waited_for_the_disk_makes_no_more_room_at_once_than_a_part_of_a_small_cache(
+    make_read_path, monkeypatch
+) -> None:
+    """In one go for a run as large as the cache all went, and then the run did not fit: a cyclic scan found nothing there, ever."""
+    data = noise(48 * MIB)
+    path = await make_read_path({b"f": data}, capacity_bytes=32 * MIB)
+    landed, written_mib = asyncio.Event(), []
+    write_run = path.store.write_run
+
+    async def late(version: bytes, size_bytes: int, first_block: int, pieces: Sequence[bytes], digests: bytes) -> None:
+        await landed.wait()
+        written_mib.append(sum(map(len, pieces)) // MIB)
+        await write_run(version, size_bytes, first_block, pieces, digests)
+
+    monkeypatch.setattr(path.store, "write_run", late)
+    handle = path.open(b"f")
+    path.fetcher.prefetch(handle.version, len(data), BlockRange(0, 48 * 256))
+    await until(lambda: path.counts.fetched_bytes == len(data))
+    landed.set()
+    await path.fetcher.written()
+    assert max(written_mib) == 2
+    assert path.store.usage().write_errors_total == 0
+    assert path.store.usage().used_bytes > 30 * MIB
 
 
 async def test_nothing_keeps_the_memory_of_what_was_written(make_read_path) -> None:

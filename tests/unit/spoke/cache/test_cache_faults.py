@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cache_support import CAPACITY_BYTES, EXTENT_BYTES, MIB, BlocksMissing, FaultyDisk, File, ManualClock, disk_usage
 
-from common.blocks import BLOCK_BYTES, BlockRange
+from common.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockRange
 from common.digest import block_digests
 from common.errors import CacheDirectoryError, CacheWriteError
 from common.limits import CACHE_BYPASS_RETRY_S, CACHE_READ_ERRORS_MAX
@@ -115,6 +115,25 @@ async def test_a_failing_disk_is_bypassed_and_tried_again(
     await file.put(store)
     await file.check(store)
     assert store.usage().bypass is None
+
+
+async def test_what_a_run_left_that_failed_in_its_middle_is_counted(
+    open_store, disk: FaultyDisk, tmp_path: Path
+) -> None:
+    store = open_store()
+    file = File(1, 9 * EXTENT_BYTES)
+    await file.put(store, BlockRange(0, EXTENT_BLOCKS))
+    rest = memoryview(file.content)[EXTENT_BYTES:]
+    pieces = [rest[at : at + EXTENT_BYTES] for at in range(0, len(rest), EXTENT_BYTES)]
+    digests = block_digests(file.version, EXTENT_BLOCKS, rest)
+    disk.fail_once("pwrite", errno.EIO, after=1)  # half of the run is written, and none of it is said to be there
+    with pytest.raises(CacheWriteError):
+        await store.write_run(file.version, file.size_bytes, EXTENT_BLOCKS, pieces, digests)
+    taken_bytes = disk_usage(tmp_path / "cache")
+    assert taken_bytes > 5 * EXTENT_BYTES
+    assert store.usage().used_bytes >= taken_bytes
+    assert file.missing(store) == [BlockRange(EXTENT_BLOCKS, 8 * EXTENT_BLOCKS)]
+    await file.check(store, 0, EXTENT_BYTES)
 
 
 async def test_unreadable_blocks_are_missing_and_can_be_written_again(open_store, disk: FaultyDisk) -> None:

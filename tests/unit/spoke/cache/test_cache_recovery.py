@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -17,7 +19,7 @@ from cache_support import EXTENT_BYTES, FaultyDisk, File, disk_usage
 from common.blocks import BlockRange
 from common.errors import CacheDirectoryError, CacheWriteError
 from spoke.cache.disk import Disk
-from spoke.cache.recovery import DIRECTORY_FORMAT, open_directory
+from spoke.cache.recovery import DIRECTORY_FORMAT, CacheDirectory, open_directory, open_existing
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -177,12 +179,28 @@ def test_a_second_spoke_is_refused(tmp_path: Path) -> None:
     open_directory(tmp_path / "c").close()
 
 
+@pytest.mark.parametrize("opens", [open_directory, open_existing])
+def test_a_lock_that_another_spoke_put_out_of_the_way_meanwhile_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens: Callable[[Path], CacheDirectory]
+) -> None:
+    open_directory(tmp_path).close()
+
+    def replaced(fd: int, how: int) -> None:
+        (tmp_path / "lock").unlink()
+        (tmp_path / "lock").touch()
+        flock(fd, how)
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    with pytest.raises(CacheDirectoryError, match="in use by another spoke"):
+        opens(tmp_path)
+
+
 def test_what_the_kernel_keeps_of_a_dead_spoke_does_not_keep_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = open_directory(tmp_path)
-    monkeypatch.setattr("spoke.cache.recovery.flock_holders", lambda _: [4711])
-    monkeypatch.setattr("spoke.cache.recovery.is_held_by_fuse", lambda pid: pid == 4711)
+    monkeypatch.setattr("common.remains.is_held_by_fuse", lambda pid: pid == os.getpid())
     successor = open_directory(tmp_path)
     monkeypatch.undo()
     with pytest.raises(CacheDirectoryError, match="in use by another spoke"):
