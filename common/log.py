@@ -65,6 +65,16 @@ def _readable_bytes(_logger: Any, _method: str, event: structlog.types.EventDict
     return event
 
 
+def _printable(_logger: Any, _method: str, event: structlog.types.EventDict) -> structlog.types.EventDict:
+    """What a file is called, and what a hub says, may move the cursor of a terminal."""
+    from common.terminal import printable
+
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = "\n".join(map(printable, value.split("\n"))) if key == "exception" else printable(value)
+    return event
+
+
 def bind(**facts: object) -> None:
     """Facts that all further lines of this process carry (of tasks begun from here, not of threads)."""
     import structlog
@@ -112,6 +122,7 @@ def configure(level: str = "info", log_format: LogFormat = "auto", stream: TextI
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             _readable_bytes,
+            *([] if as_json else [_printable]),
             renderer,
             *([_with_priority] if is_journal(target, os.environ) else []),
         ],

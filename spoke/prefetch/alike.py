@@ -48,7 +48,7 @@ class Alike:
         until_block = min(until_block, file.block_count)
         if pieces.has_begun and until_block > end_block:
             self.rests.appendleft((file, BlockRange(end_block, until_block - end_block)))
-        return until_block > 0
+        return True
 
     def evicted(self, version: bytes, blocks: BlockRange, wasted: Mapping[Reason, int]) -> None:
         """Blocks were evicted; ``wasted``: bytes of them that nobody had read, by what they were fetched for."""

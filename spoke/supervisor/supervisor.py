@@ -93,7 +93,10 @@ class Supervisor:
     def _turn(self) -> None:
         now_s = self._clock()
         for key, _ in self._selector.select(max(0.0, self._next_s(now_s) - now_s)):
-            key.data()
+            if (
+                self._selector.get_map().get(key.fd) is key
+            ):  # else what was dealt with before it has closed or changed it
+                key.data()
             if self._exit is not None:
                 return
         self._time_has_come(self._clock())

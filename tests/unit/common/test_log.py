@@ -35,6 +35,20 @@ def test_lines_are_json_where_nobody_reads_along_and_carry_bytes_readably() -> N
     )
 
 
+def test_what_a_file_is_called_moves_no_cursor_on_a_terminal() -> None:
+    out = io.StringIO()
+    log.configure("info", "console", out)
+    try:
+        raise OSError("no \x1b[2Jroom")
+    except OSError:
+        log.get_logger("here").exception("it\x1b[2J failed", path=b"a/\x1b[2J\n\xff", reason="gone\x1b[2J")
+    first, *rest = out.getvalue().splitlines()
+    for shown in (r"it\x1b[2J failed", r"path=a/\x1b[2J\n\xff", r"reason=gone\x1b[2J"):
+        assert shown in first
+    assert any(line.startswith("Traceback") for line in rest)
+    assert "\x1b" not in out.getvalue()
+
+
 def test_lines_for_the_journal_begin_with_their_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "journal").open("w+") as out:
         status = os.fstat(out.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from common import limits
 from spoke.supervisor.channel import Channel
 from spoke.supervisor.own_log import OwnLog
 from spoke.supervisor.service import FD_NAMES, Service, is_restarting, stored_descriptors
-from spoke.supervisor.spec import make_say
-from spoke.supervisor.workers import how_it_ended
+from spoke.supervisor.spec import Spec, make_say
+from spoke.supervisor.supervisor import Supervisor
+from spoke.supervisor.workers import Worker, how_it_ended
 
 
 def test_a_message_and_its_descriptors_arrive_whole() -> None:
@@ -114,3 +116,37 @@ def test_a_log_of_ours_is_kept_short_while_it_is_written(tmp_path: Path, monkeyp
     foreign.remove()
     own.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_asked_and_leaves_in_the_moment_of_the_answer_does_not_end_the_mount(tmp_path: Path) -> None:
+    """Both are told of by one look at the sockets, and the first of them closes the second's."""
+    path = str(tmp_path / "super.sock")
+    ours, theirs = Channel.pair()
+    first = Worker.start(["sleep", "1000"], 0.0, standby=False)
+    spec = Spec("/mnt", ["sleep", "1000"], ["true"], path, first.pid, theirs.detach())
+    supervisor = Supervisor(spec, Service({}), make_say(True))
+    supervisor._listen()
+    assert ours.send("ready", {"line": "it serves"})
+    supervisor._turn()
+    asking, stopping = (socket.socket(socket.AF_UNIX) for _ in range(2))
+    try:
+        for client in (asking, stopping):
+            client.connect(path)
+            supervisor._turn()
+        asking.sendall(b'{"command": "upgrade"}\n')
+        supervisor._turn()
+        assert supervisor._upgrade is not None
+        stopping.sendall(b'{"command": ')
+        supervisor._turn()
+        stopping.sendall(b'"stop"}\n')
+        asking.close()
+        supervisor._turn()  # who was heard last is heard first: by the stop whoever waits for the upgrade is answered
+        assert json.loads(stopping.recv(4096)) == {"result": {"stopping": True}}
+        while supervisor._exit is None:
+            supervisor._turn()
+    finally:
+        supervisor._clients.close()
+        stopping.close()
+        ours.close()
+        first.channel.close()
+        first.signal(signal.SIGKILL)
