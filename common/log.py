@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -108,7 +109,8 @@ class _OfLibraries(logging.Handler):
         if unsaid is not None:
             level = logging.getLevelName(record.levelno).lower()
             log = get_logger(record.name)
-            getattr(log, level, log.error)(record.getMessage(), exc_info=record.exc_info, unsaid_before=unsaid)
+            with contextlib.suppress(OSError, ValueError):  # a log that is full or closed is no fault of who said it
+                getattr(log, level, log.error)(record.getMessage(), exc_info=record.exc_info, unsaid_before=unsaid)
 
 
 def configure(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:

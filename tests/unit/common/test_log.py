@@ -81,3 +81,7 @@ def test_what_libraries_log_is_lines_like_ours_and_few() -> None:
         "aiohttp.server",
     )
     assert "ValueError: a request line" in lines[0]["exception"]
+    closed = io.StringIO()
+    closed.close()
+    log.configure("info", "json", closed)
+    logging.getLogger("aiohttp.server").warning("nobody hears it, and nobody fails")
