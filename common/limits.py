@@ -244,6 +244,9 @@ CONNECTIONS_PER_IDENTITY_MAX = CONNECTIONS_MAX // 2
 REFUSALS_LOGGED_PER_S = 20
 """Lines in the log about connections that were refused or ended for a fault: strangers can cause any number. The rest is counted."""
 
+LIBRARY_LINES_PER_S = 5
+"""Of what libraries log (aiohttp, of a request it cannot read) so many lines are said, the others counted."""
+
 CONNECTIONS_HALF_OPEN_MAX = 256
 """Connections that have not said HELLO yet. Drop the oldest: an honest spoke says it within a round trip."""
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
+
+from common import limits
 
 if TYPE_CHECKING:
     import structlog
@@ -103,6 +107,22 @@ def _with_priority(_logger: Any, method: str, line: Any) -> str:
     return "\n".join(prefix + part for part in line.splitlines())
 
 
+class _OfLibraries(logging.Handler):
+    """What asyncio and aiohttp log, as lines like ours, and few of them: what a stranger sends to an open port can cause any number."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._limit = SayingLimit(limits.LIBRARY_LINES_PER_S, time.monotonic)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        unsaid = self._limit.may_say()
+        if unsaid is not None:
+            level = logging.getLevelName(record.levelno).lower()
+            log = get_logger(record.name)
+            with contextlib.suppress(OSError, ValueError):  # a log that is full or closed is no fault of who said it
+                getattr(log, level, log.error)(record.getMessage(), exc_info=record.exc_info, unsaid_before=unsaid)
+
+
 def configure(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
     """Set up the process's log once, to ``stream`` (default stderr). ``auto``: console on a terminal, else JSON lines.
 
@@ -130,3 +150,5 @@ def configure(level: str = "info", log_format: LogFormat = "auto", stream: TextI
         logger_factory=structlog.PrintLoggerFactory(target),
         cache_logger_on_first_use=True,
     )
+    root = logging.getLogger()
+    root.handlers = [*(handler for handler in root.handlers if not isinstance(handler, _OfLibraries)), _OfLibraries()]

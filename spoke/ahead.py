@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from common.blocks import EXTENT_BYTES, BlockRange
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
 from common.errors import OrderError
 from spoke.cache.foreseen import Foresight
 from spoke.fetcher import Fetcher
@@ -256,7 +256,8 @@ class Ahead:
         for fetch in fetches:
             why = REASON_NUMBERS[fetch.reason]
             asked_bytes = fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks, why, to_keep=False)
-            self._counts.prefetch_asked_bytes += asked_bytes
+            # In whole blocks, as what is used: at the end of small files they are not the same.
+            self._counts.prefetch_asked_bytes += -(-asked_bytes // BLOCK_BYTES) * BLOCK_BYTES
             planner.asked(fetch, asked_bytes)
             budget_bytes -= asked_bytes
         # It plans a little at a time, so that readers come in between.

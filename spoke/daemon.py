@@ -67,7 +67,7 @@ from spoke.orders.learner import Learner, is_foreign_file, is_learned_file, own_
 from spoke.orders.shelf import OrderShelf
 from spoke.page import spoke_page
 from spoke.pins import Pins
-from spoke.places import runtime_dir
+from spoke.places import made_runtime_dir, runtime_dir
 from spoke.plans import Plans
 from spoke.prefetch.chains import FileFacts, NextFile
 from spoke.prefetch.planner import Planner
@@ -369,7 +369,7 @@ class Spoke:
 
     async def _mount(self) -> None:
         settings = self.loaded.settings
-        runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+        made_runtime_dir()
         options = MountOptions(
             allow_other=settings.allow_other,
             passthrough=settings.passthrough,

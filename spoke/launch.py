@@ -23,7 +23,7 @@ from spoke import control
 from spoke.config import SpokeSettings
 from spoke.fuse import mountpoint as mountpoints
 from spoke.fuse.ledger import Ledger, LedgerUnusable
-from spoke.places import runtime_dir
+from spoke.places import made_runtime_dir, runtime_dir
 from spoke.runtime_files import bound_log, sweep
 from spoke.supervisor.channel import Channel
 from spoke.supervisor.service import stored_descriptors
@@ -56,8 +56,7 @@ def mount_in_foreground(mountpoint: Path, loaded: Loaded[SpokeSettings]) -> None
             stored = None
             path = mountpoints.prepare(mountpoint, runtime_dir())
         _check_apart(path, loaded.settings.cache_dir)
-        sweep(runtime_dir(), time.time())
-        runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+        sweep(made_runtime_dir(), time.time())
     except HeadraceError as error:
         if ready_fd >= 0:
             _report(ready_fd, {"error": str(error), "exit": exit_code(error)})
@@ -178,15 +177,18 @@ def mount_in_background(
     """Start this same command again, detached; return once its mount answers. Raises with its reason otherwise."""
     path = mountpoints.prepare(mountpoint, runtime_dir())
     _check_apart(path, loaded.settings.cache_dir)
-    runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
-    sweep(runtime_dir(), time.time())
+    sweep(made_runtime_dir(), time.time())
     log_path = log_file or _log_path(path)
     if log_file is None:
         bound_log(log_path)  # one of the user's own choice is the user's to rotate
     command, environment = module_command("spoke.cli")
     command += [argument for argument in sys.argv[1:] if argument != "--background"]
+    try:
+        opened = log_path.open("ab")
+    except OSError as error:
+        raise UsageError(f"log file {log_path}: {error.strerror}; give one that can be written (--log-file)") from error
     read_fd, write_fd = os.pipe()
-    with os.fdopen(read_fd, "r") as reports, log_path.open("ab") as log:
+    with os.fdopen(read_fd, "r") as reports, opened as log:
         # It has no terminal that could hang up, and a stray SIGHUP must not take the mount from under a job.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # As timeout(1) sends: a mount that nobody was told of must not come about later.

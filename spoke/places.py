@@ -17,6 +17,16 @@ def runtime_dir() -> Path:
     return Path(base) / "headrace" if base else _below_tmp()
 
 
+def made_runtime_dir() -> Path:
+    """The same, there by now. Raises UsageError."""
+    path = runtime_dir()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path}, where a spoke keeps its sockets, cannot be made: {error.strerror}") from error
+    return path
+
+
 def _below_tmp() -> Path:
     """Anybody may make this name in /tmp: it is used only if it is not there yet or a directory of ours alone."""
     path = Path(f"/tmp/headrace-{os.getuid()}")

@@ -241,7 +241,8 @@ def check_read_ahead(facts: Facts) -> Finding | None:
     kb = mount.read_ahead_kb
     seen = f"read_ahead_kb of the mount is {kb}"
     mend = f"echo {READ_AHEAD_KB} into /sys/class/bdi/0:N/read_ahead_kb, N the mount's minor; it holds for files opened later"
-    if kb == READ_AHEAD_KB:
+    choice = mount.status["data_path"].get("read_ahead", {}) if mount.status is not None else {}
+    if kb in (READ_AHEAD_KB, choice.get("wished_kib")):  # its spoke's choice, by what is read or as it was told
         return Finding("read-ahead", Level.OK, seen)
     if kb > READ_AHEAD_KB:
         factor = kb / READ_AHEAD_KB

@@ -18,7 +18,7 @@ from common.limits import FUSE_LISTING_MAX_BYTES
 from spoke.fuse import kernel
 from spoke.fuse.attributes import DIRENT_TYPE, Ownership
 from spoke.fuse.inodes import Inode, InodeTable
-from spoke.fuse.virtual import DIRECTORY_ID, VirtualDirectory
+from spoke.fuse.virtual import DIRECTORY_ID, DIRECTORY_NAME, VirtualDirectory
 from spoke.namespace.tree import Node
 
 _NOW = kernel.lifetime(0)
@@ -95,11 +95,12 @@ class Listing:
         self, place: int, room_bytes: int, begun: list[bytes], measure: Callable[[bytes], int]
     ) -> Iterator[tuple[int, Node]]:
         own, nodes = self._inode.node, self._nodes
+        hidden = DIRECTORY_NAME if self._inode.node_id == kernel.ROOT_NODE_ID else None  # listing looks up
         left_bytes = min(room_bytes, FUSE_LISTING_MAX_BYTES) - sum(map(len, begun))
         for index in range(max(0, place - _DOTS), len(nodes)):
             node = nodes[index]
-            if node.parent is not own:
-                continue  # removed since the listing began
+            if node.parent is not own or node.name == hidden:
+                continue  # removed since the listing began, or hidden by ours
             left_bytes -= measure(node.name)
             if left_bytes < 0:
                 return

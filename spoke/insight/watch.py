@@ -359,9 +359,9 @@ def verdict(facts: Mapping[str, Any]) -> str:
     """What ``explain`` says first."""
     place = facts.get("place")
     total, cached = facts["size_bytes"], facts["cached_bytes"]
+    if not total:
+        return "empty: nothing to fetch"
     if place is None:
-        if not total:
-            return "empty: nothing to fetch"
         if cached >= total:
             return "all of it is cached" + (
                 " and verified" if facts["state"] == "verified" else ", to be verified at its first read"

@@ -43,6 +43,17 @@ def test_mountpoints_that_cannot_be(pair: Pair) -> None:
     refused(mount(pair, pair.work_dir / "full" / "a"), "not a directory")
 
 
+def test_a_log_file_that_cannot_be(pair: Pair) -> None:
+    (pair.work_dir / "mnt").mkdir()
+    log_file = str(pair.work_dir / "none/spoke.log")
+    refused(
+        mount(pair, pair.work_dir / "mnt", "--background", "--log-file", log_file),
+        log_file,
+        "No such file",
+        "--log-file",
+    )
+
+
 def test_quantities_that_cannot_be(pair: Pair) -> None:
     mountpoint = pair.work_dir / "mnt"
     mountpoint.mkdir()

@@ -251,6 +251,8 @@ assert libc.getxattr(path, b"user.headrace.version", None, 0) == 32
 async def test_the_control_directory(tmp_path: Path) -> None:
     dataset = Dataset()
     dataset.put(b"f", b"")
+    dataset.mkdir(b".headrace")  # hidden by ours, also after it would have been listed
+    dataset.put(b".headrace/status", b"of the dataset")
     made = iter([b"first\n", b"second\n" * 3000])
     heard: list[tuple[int, bytes]] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,14 @@ from pathlib import Path
 import pytest
 import structlog
 
-from common import log
+from common import limits, log
 
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
+    handlers = logging.getLogger().handlers
     yield
+    logging.getLogger().handlers = handlers
     structlog.reset_defaults()
 
 
@@ -72,3 +75,27 @@ def test_lines_for_the_journal_begin_with_their_priority(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("value", ["", "8", "8:x", "a:b", "8:1:2"])
 def test_nonsense_in_the_environment_is_no_journal(value: str) -> None:
     assert not log.is_journal(io.StringIO(), {"JOURNAL_STREAM": value})
+
+
+def test_what_libraries_log_is_lines_like_ours_and_few() -> None:
+    out = io.StringIO()
+    log.configure("info", "json", io.StringIO())
+    log.configure("info", "json", out)  # again: said once all the same
+    for number in range(100):
+        try:
+            raise ValueError("a request line\nof many bytes")
+        except ValueError:
+            logging.getLogger("aiohttp.server").error("Error handling request %s", number, exc_info=True)
+    logging.getLogger("asyncio").info("too small")
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert 1 <= len(lines) <= 2 * limits.LIBRARY_LINES_PER_S, "they may have come in two seconds"
+    assert (lines[0]["event"], lines[0]["level"], lines[0]["module"]) == (
+        "Error handling request 0",
+        "error",
+        "aiohttp.server",
+    )
+    assert "ValueError: a request line" in lines[0]["exception"]
+    closed = io.StringIO()
+    closed.close()
+    log.configure("info", "json", closed)
+    logging.getLogger("aiohttp.server").warning("nobody hears it, and nobody fails")

@@ -299,7 +299,7 @@ async def test_requests_outlive_their_links(make_read_path) -> None:
 
 
 async def test_prefetch_runs_ahead_of_a_sequential_reader(make_read_path) -> None:
-    data = noise(24 * MIB)
+    data = noise(24 * MIB + 100)
     path = await make_read_path({b"f": data}, prefetch=True)
     handle = path.open(b"f")
     path.reads._observer.opened(handle, 1)
@@ -308,6 +308,8 @@ async def test_prefetch_runs_ahead_of_a_sequential_reader(make_read_path) -> Non
         assert bytes(piece) == data[offset : offset + 131072]
     assert path.counts.misses <= 4, "only the first reads ask for themselves"
     assert path.counts.fetched_bytes == len(data), "and nothing is fetched twice"
+    used_bytes = path.reads._observer._planner.scorecard.used_bytes
+    assert 20 * MIB < used_bytes <= path.counts.prefetch_asked_bytes, "both in whole blocks"
 
 
 async def test_a_cache_that_cannot_write_costs_only_refetches(make_read_path, monkeypatch) -> None:

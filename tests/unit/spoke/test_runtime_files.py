@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from common import limits
+from common.errors import UsageError
 from spoke.fuse.mountpoint import Owner
+from spoke.places import made_runtime_dir
 from spoke.runtime_files import bound_log, sweep
 
 LATER_S = limits.RUNTIME_FILE_SWEPT_AFTER_S + 5
@@ -87,3 +89,15 @@ def test_a_long_log_is_put_aside_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     assert sweep(tmp_path / "none", later()) == []
+
+
+def test_a_place_for_sockets_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
+    with pytest.raises(
+        UsageError, match="file/headrace, where a spoke keeps its sockets, cannot be made: Not a directory"
+    ):
+        made_runtime_dir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "new"))
+    assert made_runtime_dir().stat().st_mode & 0o777 == 0o700

@@ -104,6 +104,10 @@ def test_read_ahead_of_the_mount() -> None:
     assert (small.level, small.figures["requests_per_mib"]) == (Level.NOTE, 64)
     none = of(with_mount(read_ahead_kb=0), "read-ahead")
     assert (none.level, none.figures["requests_per_mib"]) == (Level.WARNING, 256)
+    chosen = status(data_path={"passthrough": True, "reason": "", "passthrough_opens": 0, "open_files": 0,
+                               "read_ahead": {"kib": 1024, "wished_kib": 1024}})  # fmt: skip
+    assert of(with_mount(status=chosen, read_ahead_kb=1024), "read-ahead").level is Level.OK, "by what is read in order"
+    assert of(with_mount(status=chosen, read_ahead_kb=4096), "read-ahead").level is Level.WARNING, "somebody else's"
 
 
 def test_who_may_mount() -> None:

@@ -9,6 +9,7 @@ from common.blocks import BlockRange
 from spoke import explain_cli
 from spoke.insight.history import History, What
 from spoke.insight.slow_reads import Fetch, SlowRead, as_facts, causes, in_words, parts
+from spoke.insight.watch import verdict
 
 V, W = b"v" * 16, b"w" * 16
 
@@ -102,3 +103,9 @@ def test_a_name_that_moves_the_cursor_is_shown_escaped() -> None:
     text = explain_cli.render({"said": [], "slow_reads": [as_facts(slow(ended_s=100.005), 101.0) | {"path": name}]})
     assert "a\\x1b[2J\\nb\\u202e\\xff:0" in text
     assert len(text.splitlines()) == 2
+
+
+def test_a_place_in_an_empty_file_is_not_waited_for() -> None:
+    place = {"present": False, "in_memory": False, "on_its_way": False}
+    assert verdict({"size_bytes": 0, "cached_bytes": 0, "place": place}) == "empty: nothing to fetch"
+    assert verdict({"size_bytes": 1, "cached_bytes": 0, "place": place}).startswith("not present")
