@@ -145,6 +145,10 @@ class Burst:
         """One event about the name ``path``."""
         self._touched(now_s)
         self.events += 1
+        is_edit = mask & _EDIT and not mask & IS_DIR
+        if is_edit and path in self._occupants:  # of most events in a burst of writes; the name is dirty since
+            self._occupants[path].edited = True
+            return
         self.dirty.add(path)
         if len(self.dirty) > limits.HUB_DIRTY_NAMES_MAX:
             self.overfull = True
@@ -156,7 +160,7 @@ class Burst:
             self._relinked.add(path)
         if mask & IS_DIR:
             self._note_directory(mask, path)
-        elif mask & _EDIT:
+        elif is_edit:
             self._occupant(path).edited = True
         elif mask & _MOVED_FROM:
             self._in_flight[cookie] = self._occupant(path)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -137,13 +138,13 @@ async def test_restart_finds_what_happened_meanwhile(root: Path, served: Served)
 
 async def test_an_overflow_means_a_rescan(root: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     source = await served.start()
-    real = notifier.parse_events
+    real = os.read
 
-    def overflowing(data: bytes) -> list[object]:
-        events = real(data)
-        return [events[0]._replace(wd=-1, mask=notifier.OVERFLOW, name="")]
+    def overflowing(fd: int, size_bytes: int) -> bytes:
+        real(fd, size_bytes)
+        return struct.pack("iIII", -1, notifier.OVERFLOW, 0, 0)
 
-    monkeypatch.setattr(notifier, "parse_events", overflowing)
+    monkeypatch.setattr(notifier.os, "read", overflowing)
     (root / "f").write_bytes(b"1")
     await changes_to(source, 0, b"f")
     monkeypatch.undo()
