@@ -13,6 +13,7 @@ from common.entries import Kind
 from common.errors import DiskError, HeadraceError, RevisionGone, UsageError
 from hub import snapshots
 from hub.catalog import Catalog
+from hub.catalog_file import translated
 from hub.scan import Listing
 from hub.versions import DIRECTORY, FILE, Evidence, Facts
 
@@ -282,6 +283,14 @@ def test_a_failing_database_is_translated(catalog: Catalog) -> None:
     catalog._database.execute("DROP TABLE changes")
     with pytest.raises(DiskError, match=r"ds%2F1\.catalog failed"):
         catalog.apply((), [listing(b"", a=file(1))], NO_EVIDENCE)
+
+
+def test_a_damaged_database_is_told_from_a_full_disk() -> None:
+    for code, advice in ((sqlite3.SQLITE_CORRUPT, "restart the hub"), (sqlite3.SQLITE_FULL, "has room")):
+        error = sqlite3.OperationalError("failed")
+        error.sqlite_errorcode = code
+        with pytest.raises(DiskError, match=advice), translated(Path("c")):
+            raise error
 
 
 def test_snapshot_needs_no_sort(catalog: Catalog) -> None:
