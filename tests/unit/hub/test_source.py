@@ -173,6 +173,31 @@ async def test_without_watches_rescans_find_changes(
     await changes_to(source, head, b"d/f")
 
 
+async def test_watches_that_run_out_in_the_midst_of_things(
+    root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scarce(notifier.INotify):
+        def add_watch(self, path: str, mask: int) -> int:
+            if os.path.basename(os.readlink(path)) == "late":
+                raise OSError(28, "No space left on device")
+            return super().add_watch(path, mask)
+
+    monkeypatch.setattr(notifier, "INotify", Scarce)
+    monkeypatch.setattr(watcher, "_UNWATCHED_RESCAN_S", 0.05)
+    source = await served.start(rescan_interval_s=0)
+    (root / "late").mkdir()
+    await changes_to(source, 0, b"late")
+    head = source.head_revision
+    (root / "late" / "f").write_bytes(b"1")
+    await changes_to(source, head, b"late/f")
+    assert source.status.unwatched == 1
+    first = await version(source, b"late/f")
+    disguise(root / "late" / "f")
+    head = source.head_revision
+    await changes_to(source, head, b"late/f")
+    assert await version(source, b"late/f") != first, "no event is no proof where there is no watch"
+
+
 async def test_without_inotify_the_periodic_rescan_finds_changes(
     root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
