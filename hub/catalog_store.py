@@ -277,9 +277,8 @@ class _Batch:
     ) -> None:
         doom = self._doomed.pop(path, None)
         if doom is not None and not doom.removed:
-            self._delete_below(
-                path, doom.revision
-            )  # directory, then a file, now again something else: nothing below survived that
+            # A directory, then a file, now again something else: nothing below survived that.
+            self._delete_below(path, doom.revision)
         edit_ctime_ns, version = 0, b""
         if facts.kind == FILE:
             edit_ctime_ns = self._edit_ctime_ns(facts, known)
