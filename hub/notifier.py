@@ -148,7 +148,7 @@ class Notifier:
         if mask & OVERFLOW:
             log.warning("the kernel's event queue overflowed: rescan")
             self.overflows_total += 1
-            self.burst.overfull = True
+            self.burst.overflow()
             return
         if mask & IGNORED:
             self._watches.ignored(watch)

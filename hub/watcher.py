@@ -106,6 +106,7 @@ class Watcher:
         self._dead: HeadraceError | None = None
         self._scanned_once = False
         self._scan_due_s: float | None = None
+        self._rested_s = 0.0  # a storm that overflows the queue again and again has half of the time
         self._wake_fd = -1
         self._first_look: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name=f"watch-{catalog.dataset}", daemon=True)
@@ -180,19 +181,23 @@ class Watcher:
         self._events.drain()
         self._take_requests()
         now_s = self._clock()
-        due_s = self._events.burst.due_s(self._settings.settle_s, self._settings.max_delay_s)
-        if (
-            self._events.burst.overfull
-            or self._events.root_suspect
-            or (self._scan_due_s is not None and now_s >= self._scan_due_s)
-        ):
+        scan_s, act_s = self._due()
+        if scan_s is not None and now_s >= scan_s:
             self._scan_everything()
-        elif due_s is not None and now_s >= due_s:
+        elif act_s is not None and now_s >= act_s:
             self._act()
 
+    def _due(self) -> tuple[float | None, float | None]:
+        """When to scan everything, and when to act on the burst."""
+        burst = self._events.burst
+        if self._events.root_suspect:
+            return 0.0, None
+        if burst.overfull:
+            return min(self._rested_s, self._scan_due_s or self._rested_s), None
+        return self._scan_due_s, burst.due_s(self._settings.settle_s, self._settings.max_delay_s)
+
     def _wait(self) -> None:
-        times_s = (self._events.burst.due_s(self._settings.settle_s, self._settings.max_delay_s), self._scan_due_s)
-        due_s = min((time_s for time_s in times_s if time_s is not None), default=None)
+        due_s = min((time_s for time_s in self._due() if time_s is not None), default=None)
         self._events.wait(self._wake_fd, None if due_s is None else due_s - self._clock())
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
@@ -240,6 +245,8 @@ class Watcher:
         """Look at the burst's names and hand the catalog what was seen. Returns what went wrong, after noting it."""
         if self._events.burst.half_moved:
             self._events.wait_for_events(_HALF_MOVED_WAIT_S)
+            if self._events.burst.overfull:
+                return self._scan_everything()
         burst = self._events.take_burst()
         # While it is held the next scan finds it all; a batch by events would take those lost with a failed one for unseen.
         held = self.status.held
@@ -327,6 +334,7 @@ class Watcher:
             self._scanned_once = True
         self._events.forget_detached()
         took_s = self._clock() - started_s
+        self._rested_s = self._clock() + took_s
         interval_s = self._settings.rescan_interval_s
         self._scan_due_s = self._clock() + max(interval_s, took_s) if interval_s else None
         self._rescan_unwatched(took_s)

@@ -397,6 +397,29 @@ async def test_a_queue_that_really_overflows_loses_nothing(
     assert await version(source, b"f") != first
 
 
+async def test_an_overflow_while_half_a_rename_is_waited_for_means_a_rescan(
+    root: Path, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "f").write_bytes(b"1")
+    source = await served.start()
+    monkeypatch.setattr(source._watcher._events, "wait_for_events", lambda _: source._watcher._events.burst.overflow())
+    (root / "f").rename(tmp_path / "out")
+    await source.settled()
+    assert await tree(source) == {}
+    assert source.status.scans_total == 2
+
+
+async def test_between_rescans_for_overflows_there_is_time_for_other_things(root: Path, served: Served) -> None:
+    source = await served.start()
+    it = source._watcher
+    assert it._rested_s > 0
+    it._rested_s = it._clock() + 3600
+    it._events.burst.overflow()
+    assert it._due() == (it._scan_due_s, None), "the scan by the clock comes all the same, a burst's turn does not"
+    it._rested_s = 1.0
+    assert it._due() == (1.0, None)
+
+
 async def test_a_directory_renamed_ten_thousand_times(root: Path, served: Served) -> None:
     (root / "a").mkdir()
     for number in range(20):
