@@ -141,13 +141,26 @@ class Burst:
         self._touched(now_s)
         self.dirty.add(path)
 
+    def overflow(self) -> None:
+        """There was more than can be told by names: forget them, a rescan finds it all."""
+        self.overfull = True
+        for names in (self.dirty, self.scan, self._occupants, self._in_flight, self._departed, self._relinked):
+            names.clear()
+
     def note(self, mask: int, path: bytes, cookie: int, now_s: float) -> None:
         """One event about the name ``path``."""
         self._touched(now_s)
         self.events += 1
+        if self.overfull:
+            return
+        is_edit = mask & _EDIT and not mask & IS_DIR
+        if is_edit and path in self._occupants:  # of most events in a burst of writes; the name is dirty since
+            self._occupants[path].edited = True
+            return
         self.dirty.add(path)
         if len(self.dirty) > limits.HUB_DIRTY_NAMES_MAX:
-            self.overfull = True
+            self.overflow()
+            return
         if mask & NAME_EVENTS:
             # The directory's own mtime moved with it, which no event says.
             parent = split_path(path)[0]
@@ -156,7 +169,7 @@ class Burst:
             self._relinked.add(path)
         if mask & IS_DIR:
             self._note_directory(mask, path)
-        elif mask & _EDIT:
+        elif is_edit:
             self._occupant(path).edited = True
         elif mask & _MOVED_FROM:
             self._in_flight[cookie] = self._occupant(path)

@@ -24,7 +24,10 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise DiskError(f"the catalog {path} failed: {error}; see that its disk has room and is sound") from error
+        advice = "see that its disk has room and is sound"
+        if _is_damage(error):
+            advice = "restart the hub, which moves it aside and makes a fresh one"
+        raise DiskError(f"the catalog {path} failed: {error}; {advice}") from error
 
 
 def open_or_replace(path: Path) -> sqlite3.Connection:
@@ -62,8 +65,12 @@ def _open_sound(path: Path) -> sqlite3.Connection:
     return database
 
 
+def _is_damage(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
+
+
 def _judged(path: Path, error: sqlite3.Error) -> Exception:
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+    if _is_damage(error):
         return ForeignCatalog(str(error))
     return UsageError(f"cannot open the catalog {path}: {error}")
 

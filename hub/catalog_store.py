@@ -7,10 +7,12 @@ missing in between. What an entry was before goes to the past (hub.past).
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from common import limits
+from hub.catalog_rows import KNOWN, facts_in, files_of, known_at, known_in, known_of, names_of, shared_of
 from hub.catalog_tables import drop_indexes, make_indexes, read_number, write_meta
 from hub.export import join_path, split_path
 from hub.past import BELOW, PastKeeper
@@ -30,11 +32,8 @@ from hub.versions import (
 )
 
 _FLUSH_ROWS = 2000
-_FACTS = "kind, mode, size_bytes, mtime_ns, inode, ctime_ns, device, link_count, target"
-_KNOWN = f"{_FACTS}, edit_ctime_ns, version, since"
-_FACTS_COUNT = len(Facts._fields)
 
-_UPSERT = f"INSERT OR REPLACE INTO entries (directory, name, {_KNOWN}) VALUES ({', '.join('?' * 14)})"
+_UPSERT = f"INSERT OR REPLACE INTO entries (directory, name, {KNOWN}) VALUES ({', '.join('?' * 14)})"
 _LOG = "INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -60,29 +59,16 @@ class CatalogWriter:
 
     def linked_names(self, paths: Iterable[bytes], inodes: Iterable[InodeKey]) -> set[bytes]:
         """Every name of the files that several names share: of those known under ``paths``, and of ``inodes``."""
-        wanted = set(inodes)
-        for path in paths:
-            known = self.known(path)
-            if known is not None and known.facts.kind == FILE and known.facts.link_count > 1:
-                wanted.add(inode_key(known.facts))
         found: set[bytes] = set()
-        for key in wanted:
-            found.update(self._names_of(key))
+        for key in shared_of(self._database, paths).union(inodes):
+            found.update(names_of(self._database, key))
         return found
 
-    def known(self, path: bytes) -> Known | None:
-        parent, name = split_path(path)
-        row = self._database.execute(
-            f"SELECT {_KNOWN} FROM entries WHERE directory = (SELECT id FROM directories WHERE path = ?) AND name = ?",
-            (parent, name),
-        ).fetchone()
-        return _known(row) if row else None
-
     def known_at_head(self, path: bytes) -> tuple[Known | None, int]:
-        """As :meth:`known`, with the revision it is of."""
+        """What the catalog holds of this name, and the revision it is of."""
         self._database.execute("BEGIN")
         try:
-            return self.known(path), read_number(self._database, "head")
+            return known_at(self._database, path), read_number(self._database, "head")
         finally:
             self._database.execute("COMMIT")
 
@@ -90,9 +76,10 @@ class CatalogWriter:
         """One batch: names looked at one by one, judged by ``evidence``, then whole directories as they were scanned."""
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            batch = _Batch(self._database, self._judge(observed, evidence))
+            batch = self._judged_batch(observed, evidence)
             for listing in observed:
                 batch.add(listing)
+            batch.before.clear()
             batch.shared.clear()  # whoever looked at single names has looked at their siblings too
             for listing in scanned:
                 batch.add(listing)
@@ -104,36 +91,18 @@ class CatalogWriter:
             raise
         return applied
 
-    def _judge(self, observed: Sequence[Listing], evidence: Evidence) -> Judgement:
+    def _judged_batch(self, observed: Sequence[Listing], evidence: Evidence) -> _Batch:
         now = {join_path(listing.path, name): facts for listing in observed for name, facts in listing.entries.items()}
-        before: dict[bytes, Known] = {}
-        for path in sorted(evidence.named_paths() | now.keys()):
-            known = self.known(path)
-            if known is not None:
-                before[path] = known
+        before = known_of(self._database, evidence.named_paths() | now.keys())
         several = {
             inode_key(facts)
             for facts in (*now.values(), *(known.facts for known in before.values()))
             if facts is not None and facts.kind == FILE and facts.link_count > 1
         }
-        linked = {key: self._names_of(key) for key in several}
-        for path in sorted(set().union(*linked.values()) - before.keys()):
-            known = self.known(path)
-            if known is not None:
-                before[path] = known
-        return judge(before, now, linked, evidence)
-
-    def _names_of(self, key: InodeKey) -> set[bytes]:
-        rows = self._database.execute(
-            f"SELECT d.path, e.name FROM entries e JOIN directories d ON d.id = e.directory"
-            f" WHERE e.kind = {FILE} AND e.inode = ? AND e.device = ?",
-            (key[1], key[0]),
-        )
-        return {join_path(parent, name) for parent, name in rows}
-
-
-def _known(row: tuple[object, ...]) -> Known:
-    return Known(Facts(*row[:_FACTS_COUNT]), *row[_FACTS_COUNT:])  # type: ignore[arg-type]
+        linked = {key: names_of(self._database, key) for key in several}
+        before.update(known_of(self._database, set().union(*linked.values()) - before.keys()))
+        judgement = judge(before, now, linked, evidence)
+        return _Batch(self._database, judgement, {path: before.get(path) for path in now})
 
 
 class _Doom(NamedTuple):
@@ -148,11 +117,15 @@ class _Doom(NamedTuple):
 
 
 class _Batch:
-    """The diff of one batch against the rows, inside its transaction."""
+    """The diff of one batch against the rows, inside its transaction.
 
-    def __init__(self, database: sqlite3.Connection, judgement: Judgement) -> None:
+    ``before``: the rows, or None, of names whose first listing in this batch is still to be added.
+    """
+
+    def __init__(self, database: sqlite3.Connection, judgement: Judgement, before: dict[bytes, Known | None]) -> None:
         self._database = database
         self._judgement = judgement
+        self.before = before
         self._head = self._first_head = read_number(database, "head")
         self._entry_count = read_number(database, "entry_count")
         # On a first scan there is nothing that a new name could have been before.
@@ -166,6 +139,7 @@ class _Batch:
         # Rows go at the end: until then a renamed file's old row says what it was.
         self._doomed: dict[bytes, _Doom] = {}
         self._displaced: dict[int, Known] = {}
+        self._elsewhere: dict[tuple[int, int], Known] = {}
         self._replaced: set[bytes] | None = set()
         self.shared: set[InodeKey] = set()
 
@@ -176,28 +150,61 @@ class _Batch:
         if listing.path in self._unflushed or len(self._rows) > _FLUSH_ROWS:
             self._flush()
         entries = listing.entries
-        rows = self._read_rows(directory_id, listing)
+        known: dict[bytes, Known] | None = None
+        rows: dict[bytes, tuple[object, ...]]
+        if listing.complete:
+            rows = facts_in(self._database, directory_id)
+        else:
+            known = self._known_before(directory_id, listing)
+            rows = {name: it.facts for name, it in known.items()}
         edited = self._judgement.edited
         if rows == entries and not edited and not self._doomed:
             return  # what a rescan finds nearly everywhere, and compared in C
         if not rows and not self._had_files and not edited and not self._doomed and listing.complete:
             self._insert_all(directory_id, listing)
             return
-        for name in sorted(entries):
-            facts, row = entries[name], rows.get(name)
-            path = join_path(listing.path, name)
-            if facts is None:
-                if row is not None:
-                    self._doomed[path] = _Doom(removed=True, subtree=row[0] == DIRECTORY)
-            elif row is None or row != facts or (edited and inode_key(facts) in edited):
-                known = None if row is None else self._read_known(directory_id, name)
-                self._upsert(directory_id, listing.path, path, name, facts, known)
-            elif self._doomed and path in self._doomed and self._doomed[path].removed:
-                del self._doomed[path]  # looked at twice in this batch: it is there after all
+        names = sorted(entries)
+        for start in range(0, len(names), _FLUSH_ROWS):
+            self._add_some(directory_id, listing, names[start : start + _FLUSH_ROWS], rows, known)
         if listing.complete:
             for name in sorted(rows.keys() - entries.keys() - listing.unknown):
                 doom = _Doom(removed=True, subtree=rows[name][0] == DIRECTORY)
                 self._doomed[join_path(listing.path, name)] = doom
+
+    def _add_some(
+        self,
+        directory_id: int,
+        listing: Listing,
+        names: Sequence[bytes],
+        rows: Mapping[bytes, tuple[object, ...]],
+        known: Mapping[bytes, Known] | None,
+    ) -> None:
+        edited = self._judgement.edited
+        changed = {
+            name: facts
+            for name in names
+            if (facts := listing.entries[name]) is not None
+            and (rows.get(name) != facts or (edited and inode_key(facts) in edited))
+        }
+        if known is None:
+            known = known_in(self._database, directory_id, [name for name in changed if name in rows])
+        if self._had_files:
+            came = {
+                facts.inode
+                for name, facts in changed.items()
+                if facts.kind == FILE and (name not in known or known[name].facts.inode != facts.inode)
+            }
+            self._elsewhere = files_of(self._database, came)
+        for name in names:
+            facts, row = changed.get(name), rows.get(name)
+            path = join_path(listing.path, name)
+            if facts is not None:
+                self._upsert(directory_id, listing.path, path, name, facts, known.get(name))
+            elif listing.entries[name] is None:
+                if row is not None:
+                    self._doomed[path] = _Doom(removed=True, subtree=row[0] == DIRECTORY)
+            elif self._doomed and path in self._doomed and self._doomed[path].removed:
+                del self._doomed[path]  # looked at twice in this batch: it is there after all
 
     def _insert_all(self, directory_id: int, listing: Listing) -> None:
         """A directory of a first scan: all of it is new, and nothing can be told of it but what was seen."""
@@ -232,42 +239,46 @@ class _Batch:
             make_indexes(self._database)
         # Parents sort before what lies below them, so one look at the last removed path tells.
         removed_dir: bytes | None = None
+        single: list[bytes] = []
         for path in sorted(self._doomed, key=lambda path: path.split(b"/")):
             if removed_dir is not None and path.startswith(removed_dir):
                 continue
             removed_dir = path + b"/"
-            self._delete(path, self._doomed[path])
-            if len(self._log) > _FLUSH_ROWS:
-                self._flush()
+            doom = self._doomed[path]
+            if doom.subtree:
+                self._remove(single)
+                single = []
+                self._delete_below(path, doom.revision or self._head + 1)
+            if doom.removed:
+                single.append(path)
+            if doom.subtree or len(single) > _FLUSH_ROWS:
+                self._remove(single)
+                single = []
+        self._remove(single)
         self._flush()
         self._trim()
         return Applied(self._head, self._entry_count, self._head - self._first_head, self._replaced, self.shared)
 
-    def _read_rows(self, directory_id: int, listing: Listing) -> dict[bytes, tuple[object, ...]]:
-        if listing.complete:
-            found = self._database.execute(f"SELECT name, {_FACTS} FROM entries WHERE directory = ?", (directory_id,))
-            return {row[0]: row[1:] for row in found}
-        rows: dict[bytes, tuple[object, ...]] = {}
+    def _known_before(self, directory_id: int, listing: Listing) -> dict[bytes, Known]:
+        """What the rows say of the names in a listing of single ones: from before this batch, unless it had them already."""
+        missed: list[bytes] = []
+        found: dict[bytes, Known] = {}
         for name in listing.entries:
-            row = self._database.execute(
-                f"SELECT {_FACTS} FROM entries WHERE directory = ? AND name = ?", (directory_id, name)
-            ).fetchone()
-            if row is not None:
-                rows[name] = row
-        return rows
-
-    def _read_known(self, directory_id: int, name: bytes) -> Known:
-        row = self._database.execute(
-            f"SELECT {_KNOWN} FROM entries WHERE directory = ? AND name = ?", (directory_id, name)
-        )
-        return _known(row.fetchone())
+            path = join_path(listing.path, name)
+            if path not in self.before:
+                missed.append(name)
+            elif (known := self.before.pop(path)) is not None:
+                found[name] = known
+        found.update(known_in(self._database, directory_id, missed))
+        return found
 
     def _upsert(
         self, directory_id: int, parent: bytes, path: bytes, name: bytes, facts: Facts, known: Known | None
     ) -> None:
         doom = self._doomed.pop(path, None)
         if doom is not None and not doom.removed:
-            self._delete(path, doom)  # directory, then a file, now again something else: nothing below survived that
+            # A directory, then a file, now again something else: nothing below survived that.
+            self._delete_below(path, doom.revision)
         edit_ctime_ns, version = 0, b""
         if facts.kind == FILE:
             edit_ctime_ns = self._edit_ctime_ns(facts, known)
@@ -308,21 +319,11 @@ class _Batch:
         if kept is not None:
             return kept
         if known is None or known.facts.inode != facts.inode:
-            known = self._find_moved(facts) if self._had_files else None
+            known = self._displaced.get(facts.inode) or self._elsewhere.get((facts.inode, facts.ctime_ns))
         # Nothing touched the inode at all since: a moved directory, a device number that changed at a reboot.
         if known is not None and _content_facts(known.facts) == _content_facts(facts):
             return known.edit_ctime_ns
         return facts.ctime_ns
-
-    def _find_moved(self, facts: Facts) -> Known | None:
-        displaced = self._displaced.get(facts.inode)
-        if displaced is not None:
-            return displaced
-        row = self._database.execute(
-            f"SELECT {_KNOWN} FROM entries WHERE kind = {FILE} AND inode = ? AND ctime_ns = ? LIMIT 1",
-            (facts.inode, facts.ctime_ns),
-        ).fetchone()
-        return _known(row) if row else None
 
     def _make_directory(self, path: bytes) -> None:
         self._directory_ids[path] = self._database.execute(
@@ -342,34 +343,39 @@ class _Batch:
             path = split_path(path)[0]
         return False
 
-    def _delete(self, path: bytes, doom: _Doom) -> None:
-        if doom.subtree:
-            below = f"SELECT id FROM directories WHERE {BELOW}"
-            bounds = (path, path + b"/", path + b"0")  # "0" is the byte after "/"
-            self._past.keep_below(bounds, doom.revision or self._head + 1)
-            files = f"SELECT version FROM entries WHERE directory IN ({below}) AND kind = {FILE} LIMIT ?4"
-            for (version,) in self._database.execute(files, (*bounds, limits.HUB_RESOLVE_CACHE_MAX_VERSIONS + 1)):
-                self._forget_version(version)
-            shared = (
-                f"SELECT device, inode FROM entries WHERE directory IN ({below}) AND kind = {FILE} AND link_count > 1"
-            )
-            self.shared.update(self._database.execute(shared, bounds))
-            gone = self._database.execute(f"DELETE FROM entries WHERE directory IN ({below})", bounds)
-            self._entry_count -= gone.rowcount
-            self._database.execute(f"DELETE FROM directories WHERE {BELOW}", bounds)
-            self._directory_ids.clear()
-        if doom.removed:
-            parent, name = split_path(path)
+    def _delete_below(self, path: bytes, until: int) -> None:
+        """Take away all that lies below a directory."""
+        below = f"SELECT id FROM directories WHERE {BELOW}"
+        bounds = (path, path + b"/", path + b"0")  # "0" is the byte after "/"
+        self._past.keep_below(bounds, until)
+        files = f"SELECT version FROM entries WHERE directory IN ({below}) AND kind = {FILE} LIMIT ?4"
+        for (version,) in self._database.execute(files, (*bounds, limits.HUB_RESOLVE_CACHE_MAX_VERSIONS + 1)):
+            self._forget_version(version)
+        shared = f"SELECT device, inode FROM entries WHERE directory IN ({below}) AND kind = {FILE} AND link_count > 1"
+        self.shared.update(self._database.execute(shared, bounds))
+        gone = self._database.execute(f"DELETE FROM entries WHERE directory IN ({below})", bounds)
+        self._entry_count -= gone.rowcount
+        self._database.execute(f"DELETE FROM directories WHERE {BELOW}", bounds)
+        self._directory_ids.clear()
+        self.before.clear()
+
+    def _remove(self, paths: Sequence[bytes]) -> None:
+        """Take away these names, and say so in the log."""
+        for parent, run in groupby(paths, key=lambda path: split_path(path)[0]):
             directory_id = self._directory_id(parent)
             assert directory_id is not None
-            place = (directory_id, name)
-            known = self._read_known(*place)
-            self._forget_version(known.version)
-            self._database.execute("DELETE FROM entries WHERE directory = ? AND name = ?", place)
-            self._entry_count -= 1
-            self._head += 1
-            self._past.keep(parent, name, known, self._head)
-            self._log.append((self._head, path, None, None, None, None, None, None))
+            names = [split_path(path)[1] for path in run]
+            known = known_in(self._database, directory_id, names)
+            places = [(directory_id, name) for name in names]
+            self._database.executemany("DELETE FROM entries WHERE directory = ? AND name = ?", places)
+            self._entry_count -= len(names)
+            for name in names:
+                self._forget_version(known[name].version)
+                self._head += 1
+                self._past.keep(parent, name, known[name], self._head)
+                self._log.append((self._head, join_path(parent, name), None, None, None, None, None, None))
+        if len(self._log) > _FLUSH_ROWS:
+            self._flush()
 
     def _forget_version(self, version: bytes) -> None:
         if self._replaced is not None and version:

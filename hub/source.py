@@ -160,7 +160,7 @@ class HubSource(CatalogSource):
         """One stat when nothing changed; else also returns once the catalog has the change. Raises DiskError, SourceReadError."""
         catalog, watcher, export = self._catalog, self._watcher, self._export
         assert export is not None
-        if watcher.status.held is not None:
+        if watcher.status.lost:
             raise SourceReadError(watcher.status.held)
         known, revision = await catalog.known(path)
         seen = await asyncio.to_thread(Scanner(export).look_at, path)

@@ -3,7 +3,7 @@
 One thread: it reads events, waits until they settle, looks at exactly the names concerned and hands the catalog one
 batch. Whatever events cannot tell (start, a queue overflow, no watches left, a file system that reports nothing) is
 found by a scan and diff, never guessed. A root that is gone, replaced or unreadable is never "everything was deleted":
-the catalog is held as it is until the same directory is back.
+the catalog is held as it is until the same directory is back; so it is while it cannot be written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class WatcherSettings:
 
 @dataclass(frozen=True, slots=True)
 class WatcherStatus:
-    """``held``: why the catalog is held as it is, or None; ``held_since_s``: since when.
+    """``held``: why the catalog is held as it is, or None; ``held_since_s``: since when; ``lost``: the directory is not there.
     ``unwatched``: directories without a watch for want of them.
 
     Of the last scan of everything: ``skipped``, names not served by kind; ``unreadable``, paths that could not be looked at.
@@ -59,6 +59,7 @@ class WatcherStatus:
 
     held: str | None = None
     held_since_s: float = 0.0
+    lost: bool = False
     entries: int = 0
     watches: int = 0
     unwatched: int = 0
@@ -105,6 +106,7 @@ class Watcher:
         self._dead: HeadraceError | None = None
         self._scanned_once = False
         self._scan_due_s: float | None = None
+        self._rested_s = 0.0  # a storm that overflows the queue again and again has half of the time
         self._wake_fd = -1
         self._first_look: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name=f"watch-{catalog.dataset}", daemon=True)
@@ -179,19 +181,23 @@ class Watcher:
         self._events.drain()
         self._take_requests()
         now_s = self._clock()
-        due_s = self._events.burst.due_s(self._settings.settle_s, self._settings.max_delay_s)
-        if (
-            self._events.burst.overfull
-            or self._events.root_suspect
-            or (self._scan_due_s is not None and now_s >= self._scan_due_s)
-        ):
+        scan_s, act_s = self._due()
+        if scan_s is not None and now_s >= scan_s:
             self._scan_everything()
-        elif due_s is not None and now_s >= due_s:
+        elif act_s is not None and now_s >= act_s:
             self._act()
 
+    def _due(self) -> tuple[float | None, float | None]:
+        """When to scan everything, and when to act on the burst."""
+        burst = self._events.burst
+        if self._events.root_suspect:
+            return 0.0, None
+        if burst.overfull:
+            return min(self._rested_s, self._scan_due_s or self._rested_s), None
+        return self._scan_due_s, burst.due_s(self._settings.settle_s, self._settings.max_delay_s)
+
     def _wait(self) -> None:
-        times_s = (self._events.burst.due_s(self._settings.settle_s, self._settings.max_delay_s), self._scan_due_s)
-        due_s = min((time_s for time_s in times_s if time_s is not None), default=None)
+        due_s = min((time_s for time_s in self._due() if time_s is not None), default=None)
         self._events.wait(self._wake_fd, None if due_s is None else due_s - self._clock())
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
@@ -239,8 +245,11 @@ class Watcher:
         """Look at the burst's names and hand the catalog what was seen. Returns what went wrong, after noting it."""
         if self._events.burst.half_moved:
             self._events.wait_for_events(_HALF_MOVED_WAIT_S)
+            if self._events.burst.overfull:
+                return self._scan_everything()
         burst = self._events.take_burst()
-        held = self.status.held  # then the scan that comes when the directory is back finds it all
+        # While it is held the next scan finds it all; a batch by events would take those lost with a failed one for unseen.
+        held = self.status.held
         error = SourceReadError(held) if held is not None else self._guarded(lambda: self._apply_burst(burst))
         self._answer_rechecked(error)
         return error
@@ -311,7 +320,7 @@ class Watcher:
         error = self._guarded(self._apply_scan)
         self._answer_rechecked(error)
         if not self._first_look.done():
-            _answer(self._first_look, None if self.status.held is not None else error)
+            _answer(self._first_look, None if self.status.lost else error)
         return error
 
     def _apply_scan(self) -> None:
@@ -325,6 +334,7 @@ class Watcher:
             self._scanned_once = True
         self._events.forget_detached()
         took_s = self._clock() - started_s
+        self._rested_s = self._clock() + took_s
         interval_s = self._settings.rescan_interval_s
         self._scan_due_s = self._clock() + max(interval_s, took_s) if interval_s else None
         self._rescan_unwatched(took_s)
@@ -368,31 +378,29 @@ class Watcher:
     # --- what can go wrong ------------------------------------------------------------------------------------
 
     def _guarded(self, work: Callable[[], None]) -> HeadraceError | None:
-        """Run it; on a failure of the disk keep the catalog as it is and come again with a scan."""
+        """Run it; on a failure of the disk hold the catalog as it is, and come again with a scan."""
         try:
             work()
         except _RootLost as lost:
-            return self._hold(str(lost))
+            return self._hold(SourceReadError(str(lost)), _HOLD_RETRY_S)
         except OSError as error:
-            return self._hold(f"{os.fsdecode(self._export.root)} cannot be listed: {error.strerror}")
+            shown = os.fsdecode(self._export.root)
+            return self._hold(SourceReadError(f"{shown} cannot be listed: {error.strerror}"), _HOLD_RETRY_S)
         except HeadraceError as error:
-            log.error(
-                "the catalog could not be updated: scanning again soon", error=str(error), retry_s=_FAILED_RETRY_S
-            )
-            self._scan_due_s = self._clock() + _FAILED_RETRY_S
-            return error
+            return self._hold(error, _FAILED_RETRY_S, lost=False)
         if self.status.held is not None:
-            log.info("the directory is back", dataset=self._catalog.dataset)
-            self.status = replace(self.status, held=None)
+            log.info("the catalog follows the directory again", dataset=self._catalog.dataset)
+            self.status = replace(self.status, held=None, lost=False)
         return None
 
-    def _hold(self, reason: str) -> HeadraceError:
+    def _hold(self, error: HeadraceError, retry_s: float, *, lost: bool = True) -> HeadraceError:
+        reason = str(error)
         if self.status.held != reason:
-            log.error("the catalog is held as it is until the directory is back", reason=reason)
+            log.error("the catalog is held as it is until a scan succeeds", reason=reason, retry_s=retry_s)
         since_s = self._clock() if self.status.held is None else self.status.held_since_s
-        self.status = replace(self.status, held=reason, held_since_s=since_s)
-        self._scan_due_s = self._clock() + _HOLD_RETRY_S
-        return SourceReadError(reason)
+        self.status = replace(self.status, held=reason, held_since_s=since_s, lost=lost)
+        self._scan_due_s = self._clock() + retry_s
+        return error
 
     def _require_root(self) -> None:
         problem = self._export.root_problem()

@@ -1,5 +1,7 @@
+import pytest
 from inotify_simple import flags
 
+from common import limits
 from hub.burst import Burst, WatchMap
 
 
@@ -18,6 +20,19 @@ def test_a_name_event_makes_its_directory_dirty_too() -> None:
     burst.note(int(flags.MODIFY), b"d2/f", 0, 0.0)
     assert burst.dirty == {b"d", b"d/new", b"d2/f"}
     assert burst.scan == {b"d/new"}
+
+
+def test_more_names_than_are_followed_cost_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HUB_DIRTY_NAMES_MAX", 10)
+    burst = Burst()
+    for number in range(1000):
+        burst.note(int(flags.CREATE), b"%d" % number, 0, 0.0)
+        burst.note(int(flags.MOVED_FROM), b"%d" % number, number + 1, 0.0)
+    assert burst.overfull
+    assert not burst.empty
+    assert not burst.dirty
+    assert not burst.half_moved
+    assert burst.events == 2000
 
 
 def test_half_a_rename_is_noticed() -> None:

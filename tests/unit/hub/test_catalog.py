@@ -13,6 +13,7 @@ from common.entries import Kind
 from common.errors import DiskError, HeadraceError, RevisionGone, UsageError
 from hub import snapshots
 from hub.catalog import Catalog
+from hub.catalog_file import translated
 from hub.scan import Listing
 from hub.versions import DIRECTORY, FILE, Evidence, Facts
 
@@ -175,6 +176,35 @@ async def test_a_failed_batch_leaves_nothing_behind(catalog: Catalog) -> None:
     assert catalog.apply((), [listing(b"", d=DIR), listing(b"d", a=file(1))], NO_EVIDENCE).changes == 2
 
 
+async def test_batches_of_many_single_names(catalog: Catalog) -> None:
+    """More names than one query asks for: new, changed, renamed and gone."""
+    names = [b"f%04d" % number for number in range(700)]
+    seen = {name: file(number) for number, name in enumerate(names)}
+    catalog.apply(
+        [Listing(b"", {b"d": DIR}, complete=False), Listing(b"d", dict(seen), complete=False)], (), NO_EVIDENCE
+    )
+    first = {change.path: change for change in await catalog.changes_since(0, 10_000)}
+    assert list(first) == [b"d", *(b"d/" + name for name in names)]
+
+    looks: dict[bytes, Facts | None] = dict.fromkeys(names[:300])
+    looks.update({b"new-" + name: seen[name] for name in names[:300]})  # moved: the inode is as it was
+    looks.update({name: file(number, ctime_ns=2) for number, name in enumerate(names) if 300 <= number < 600})
+    applied = catalog.apply([Listing(b"d", looks, complete=False)], (), NO_EVIDENCE)
+    assert (applied.changes, applied.entry_count) == (900, 701)
+    second = await catalog.changes_since(701, 10_000)
+    assert [change.revision for change in second] == list(range(702, 1602))
+    assert [change.path for change in second[-300:]] == [b"d/" + name for name in names[:300]], "removals come last"
+    entries = {change.path: change.entry for change in second}
+    for name in names[:300]:
+        assert entries[b"d/" + name] is None
+        assert entries[b"d/new-" + name] == first[b"d/" + name].entry, "the same bytes"
+    for name in names[300:600]:
+        entry, before = entries[b"d/" + name], first[b"d/" + name].entry
+        assert entry is not None
+        assert before is not None
+        assert entry.version != before.version
+
+
 async def test_versions_resolve_to_where_the_bytes_are_now(catalog: Catalog) -> None:
     catalog.apply((), [listing(b"", a=file(1), d=DIR), listing(b"d")], NO_EVIDENCE)
     version = (await catalog.changes_since(0, 1))[0].entry.version
@@ -253,6 +283,14 @@ def test_a_failing_database_is_translated(catalog: Catalog) -> None:
     catalog._database.execute("DROP TABLE changes")
     with pytest.raises(DiskError, match=r"ds%2F1\.catalog failed"):
         catalog.apply((), [listing(b"", a=file(1))], NO_EVIDENCE)
+
+
+def test_a_damaged_database_is_told_from_a_full_disk() -> None:
+    for code, advice in ((sqlite3.SQLITE_CORRUPT, "restart the hub"), (sqlite3.SQLITE_FULL, "has room")):
+        error = sqlite3.OperationalError("failed")
+        error.sqlite_errorcode = code
+        with pytest.raises(DiskError, match=advice), translated(Path("c")):
+            raise error
 
 
 def test_snapshot_needs_no_sort(catalog: Catalog) -> None:

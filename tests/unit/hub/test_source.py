@@ -3,6 +3,8 @@
 import asyncio
 import os
 import shutil
+import sqlite3
+import struct
 from pathlib import Path
 
 import pytest
@@ -137,13 +139,13 @@ async def test_restart_finds_what_happened_meanwhile(root: Path, served: Served)
 
 async def test_an_overflow_means_a_rescan(root: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     source = await served.start()
-    real = notifier.parse_events
+    real = os.read
 
-    def overflowing(data: bytes) -> list[object]:
-        events = real(data)
-        return [events[0]._replace(wd=-1, mask=notifier.OVERFLOW, name="")]
+    def overflowing(fd: int, size_bytes: int) -> bytes:
+        real(fd, size_bytes)
+        return struct.pack("iIII", -1, notifier.OVERFLOW, 0, 0)
 
-    monkeypatch.setattr(notifier, "parse_events", overflowing)
+    monkeypatch.setattr(notifier.os, "read", overflowing)
     (root / "f").write_bytes(b"1")
     await changes_to(source, 0, b"f")
     monkeypatch.undo()
@@ -169,6 +171,31 @@ async def test_without_watches_rescans_find_changes(
     head = source.head_revision
     (root / "d" / "f").write_bytes(b"1")
     await changes_to(source, head, b"d/f")
+
+
+async def test_watches_that_run_out_in_the_midst_of_things(
+    root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scarce(notifier.INotify):
+        def add_watch(self, path: str, mask: int) -> int:
+            if os.path.basename(os.readlink(path)) == "late":
+                raise OSError(28, "No space left on device")
+            return super().add_watch(path, mask)
+
+    monkeypatch.setattr(notifier, "INotify", Scarce)
+    monkeypatch.setattr(watcher, "_UNWATCHED_RESCAN_S", 0.05)
+    source = await served.start(rescan_interval_s=0)
+    (root / "late").mkdir()
+    await changes_to(source, 0, b"late")
+    head = source.head_revision
+    (root / "late" / "f").write_bytes(b"1")
+    await changes_to(source, head, b"late/f")
+    assert source.status.unwatched == 1
+    first = await version(source, b"late/f")
+    disguise(root / "late" / "f")
+    head = source.head_revision
+    await changes_to(source, head, b"late/f")
+    assert await version(source, b"late/f") != first, "no event is no proof where there is no watch"
 
 
 async def test_without_inotify_the_periodic_rescan_finds_changes(
@@ -287,6 +314,134 @@ async def test_a_failing_catalog_is_told_and_made_good(
     with pytest.raises(DiskError, match="is full"):
         await source.recheck(b"f")
     await changes_to(source, 0, b"f")
+
+
+async def test_while_its_catalog_cannot_be_written_a_hub_says_so(
+    root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "_FAILED_RETRY_S", 3600.0)
+    (root / "old").write_bytes(b"1")
+    source = await served.start()
+    database = source._catalog._database
+    pages = database.execute("PRAGMA page_count").fetchone()[0]
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    for number in range(3000):
+        (root / f"f{number:04d}").write_bytes(b"1")
+    with pytest.raises(DiskError, match="full"):
+        await source.settled()
+    assert source.held is not None
+    assert "full" in source.held.reason
+    with pytest.raises(DiskError, match="full"):  # whoever asks again is not told that all is well
+        await source.settled()
+    assert await source.check(b"old") == source.head_revision, "what is as the catalog has it needs no writing"
+    database.execute("PRAGMA max_page_count = 1000000")
+    await source.settled()
+    assert source.held is None
+    assert len(await tree(source)) == 3001
+
+
+async def test_a_locked_catalog_is_made_good(root: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "_FAILED_RETRY_S", 0.02)
+    source = await served.start()
+    source._catalog._database.execute("PRAGMA busy_timeout = 10")
+    other = sqlite3.connect(served.state_dir / "ds.catalog", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    (root / "f").write_bytes(b"1")
+    with pytest.raises(DiskError, match="locked"):
+        await source.settled()
+    other.execute("COMMIT")
+    other.close()
+    await changes_to(source, 0, b"f")
+
+
+async def test_events_lost_with_a_failed_batch_prove_nothing(
+    root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The edit was seen and its batch failed; a chmod seen afterwards must not pass for all that happened to the file."""
+    monkeypatch.setattr(watcher, "_FAILED_RETRY_S", 3600.0)
+    (root / "f").write_bytes(b"bytes")
+    source = await served.start()
+    first = await version(source, b"f")
+    real = source._catalog.apply
+
+    def failing(*_: object) -> None:
+        raise DiskError("the disk of the catalog is full")
+
+    monkeypatch.setattr(source._catalog, "apply", failing)
+    disguise(root / "f")
+    with pytest.raises(DiskError):
+        await source.settled()
+    monkeypatch.setattr(source._catalog, "apply", real)
+    (root / "f").chmod(0o600)
+    await source.settled()
+    assert await version(source, b"f") != first
+
+
+async def test_a_queue_that_really_overflows_loses_nothing(
+    root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "d").mkdir()
+    (root / "f").write_bytes(b"bytes")
+    source = await served.start()
+    first = await version(source, b"f")
+    with monkeypatch.context() as patch:
+        patch.setattr(source._watcher._events, "drain", lambda: None)
+        for number in range(int(Path("/proc/sys/fs/inotify/max_queued_events").read_text()) // 2 + 1):
+            os.utime(root / ("d" if number % 2 else "f"), ns=(number, number))  # two alike would be one event
+            os.utime(root / ("f" if number % 2 else "d"), ns=(number, number))
+        disguise(root / "f")
+        (root / "d" / "new").write_bytes(b"1")
+    await source.settled()
+    assert source.status.overflows_total == 1
+    assert set(await tree(source)) == {b"d", b"d/new", b"f"}
+    assert await version(source, b"f") != first
+
+
+async def test_an_overflow_while_half_a_rename_is_waited_for_means_a_rescan(
+    root: Path, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "f").write_bytes(b"1")
+    source = await served.start()
+    monkeypatch.setattr(source._watcher._events, "wait_for_events", lambda _: source._watcher._events.burst.overflow())
+    (root / "f").rename(tmp_path / "out")
+    await source.settled()
+    assert await tree(source) == {}
+    assert source.status.scans_total == 2
+
+
+async def test_between_rescans_for_overflows_there_is_time_for_other_things(root: Path, served: Served) -> None:
+    source = await served.start()
+    it = source._watcher
+    assert it._rested_s > 0
+    it._rested_s = it._clock() + 3600
+    it._events.burst.overflow()
+    assert it._due() == (it._scan_due_s, None), "the scan by the clock comes all the same, a burst's turn does not"
+    it._rested_s = 1.0
+    assert it._due() == (1.0, None)
+
+
+async def test_a_directory_renamed_ten_thousand_times(root: Path, served: Served) -> None:
+    (root / "a").mkdir()
+    for number in range(20):
+        (root / "a" / f"f{number}").write_bytes(b"1")
+    source = await served.start()
+    before = await tree(source)
+
+    def rename() -> None:
+        for _ in range(5000):
+            (root / "a").rename(root / "b")
+            (root / "b").rename(root / "a")
+        (root / "a").rename(root / "c")
+
+    await asyncio.to_thread(rename)
+    await source.settled()
+    after = await tree(source)
+    assert {path.replace(b"a", b"c", 1): entry.version for path, entry in before.items()} == {
+        path: entry.version for path, entry in after.items()
+    }
+    assert source.status.watches == 2
+    (root / "c" / "late").write_bytes(b"1")
+    await changes_to(source, source.head_revision, b"c/late")
 
 
 async def test_a_dead_watcher_fails_those_who_wait(root: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
