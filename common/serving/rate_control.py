@@ -61,7 +61,7 @@ START_SPAN_S = 0.05
 """What is delivered while starting is measured over so much at least: acknowledgements come in lumps."""
 
 START_QUEUE_S = 0.003
-"""Of queue: a start goes no faster until it has gone."""
+"""Of queue: until it has gone a start is held to what it brought, since the path may be full: what goes beyond it only queues."""
 
 STANDING_ROUNDS = 10
 """A queue that stands so long while we drain it, and is still half of what it was at most, is not ours."""
@@ -111,6 +111,11 @@ class RateController:
         return self.rate_bytes_per_s if self.rate_bytes_per_s is not None else self.start_bytes_per_s
 
     @property
+    def starts(self) -> bool:
+        """No first queue was seen yet, and the start is paced."""
+        return self.start_bytes_per_s is not None
+
+    @property
     def drains(self) -> bool:
         """A queue stands that is to go."""
         return self._standing_rounds > 0
@@ -151,9 +156,10 @@ class RateController:
             self._seen_most_bytes_per_s = max(self._seen_most_bytes_per_s, seen_bytes_per_s)
             self._span_from_s, self._span_from_bytes = now_s, delivered_bytes
         least_bytes_per_s = START_BYTES / min_rtt_s
-        most_bytes_per_s = max(least_bytes_per_s, START_SEEN * self._seen_most_bytes_per_s)
+        queued = queue_s > START_QUEUE_S
+        most_bytes_per_s = max(least_bytes_per_s, (1.0 if queued else START_SEEN) * self._seen_most_bytes_per_s)
         start = self.start_bytes_per_s or least_bytes_per_s
-        if queue_s <= START_QUEUE_S and elapsed_s < 1.0:
+        if not queued and elapsed_s < 1.0:
             start *= 2.0 ** (elapsed_s / (START_DOUBLING_ROUND_TRIPS * min_rtt_s))
         self.start_bytes_per_s = min(start, most_bytes_per_s)
 
