@@ -35,6 +35,7 @@ from common.terminal import EXIT_USAGE
 from common.units import format_size, parse_duration, parse_rate, parse_size
 
 DATASET = "wan"
+PROBED = "probed"
 PROBED_BYTES = 64 << 20
 POOL_BYTES = 16 << 20
 PIECE_BYTES = 1 << 20
@@ -57,6 +58,7 @@ def make_dataset(directory: Path, loads: Sequence[int], total_bytes: int, turns:
     """For each number of readers, and each turn, as many files of ``total_bytes`` together, and one for its prober; digests by name."""
     dice = Random(1)
     pool = memoryview(os.urandom(POOL_BYTES))
+    (directory / PROBED).mkdir()
     for readers in loads:
         write_noise(directory / probed_name(readers), PROBED_BYTES, dice, pool)
     return {
@@ -73,8 +75,9 @@ def file_names(readers: int, turn: int = 0) -> list[str]:
 
 def probed_name(readers: int) -> str:
     """Each load's prober has a file of its own: what one mount reads is an order that the hub keeps, and another mount that reads
-    the same pages follows it and fetches what else was read beside them."""
-    return f"probed{readers}.bin"
+    the same pages follows it and fetches what else was read beside them. And a directory: what comes after the last of the readers'
+    files is fetched as their next one."""
+    return f"{PROBED}/{readers}.bin"
 
 
 def put_load(

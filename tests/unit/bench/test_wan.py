@@ -69,7 +69,9 @@ def test_the_table_and_the_files(tmp_path: Path) -> None:
 def test_the_data_do_not_repeat_within_an_extent_and_are_known_by_their_digest(tmp_path: Path) -> None:
     digests = make_dataset(tmp_path, [1, 2], 4 * MIB)
     assert set(digests) == {*file_names(1), *file_names(2)}
-    assert {path.name for path in tmp_path.iterdir()} == {*digests, probed_name(1), probed_name(2)}
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.bin")}
+    assert files == {*digests, probed_name(1), probed_name(2)}
+    assert {path.parent for path in tmp_path.glob("load*")} == {tmp_path} != {(tmp_path / probed_name(1)).parent}
     assert {path.stat().st_size for path in tmp_path.glob("load2-*")} == {2 * MIB}
     data = (tmp_path / "load1-0.bin").read_bytes()
     assert len({data[start : start + MIB] for start in range(0, len(data), MIB)}) == 4
