@@ -86,6 +86,7 @@ class RateController:
         """How fast to send while no queue was seen yet; None: TCP decides."""
         self._starting = self.rate_bytes_per_s is None
         self._looked_s = -math.inf
+        self._looked_queue_s = 0.0
         self._span_from_s = -math.inf
         self._span_from_bytes = 0
         self._seen_most_bytes_per_s = 0.0
@@ -126,7 +127,8 @@ class RateController:
         ``delivered_bytes``: acknowledged so far, ever rising; ``rtt_s``: of the packets acknowledged last, ``min_rtt_s``
         the least of long; ``busy``: there was more to send than was let go. Nothing to send teaches nothing.
         """
-        queue_s = max(0.0, rtt_s - min_rtt_s)
+        before_s = self._looked_queue_s
+        self._looked_queue_s = queue_s = max(0.0, rtt_s - min_rtt_s)
         self._begin_slowly(now_s, delivered_bytes, queue_s, min_rtt_s)
         self._round_queue_s = min(self._round_queue_s, queue_s)
         self._round_busy = self._round_busy and busy
@@ -134,7 +136,9 @@ class RateController:
         if elapsed_s < max(ROUND_MIN_S, min_rtt_s):
             # TCP's start doubles every round trip: by the end of this round the buffer would be full.
             seen_bytes_per_s = (delivered_bytes - self._round_from_bytes) / max(elapsed_s, 1e-3)
-            overshoots = self.rate_bytes_per_s is None and queue_s > 2 * _allowed_s(min_rtt_s, seen_bytes_per_s)
+            # A start is looked at twice as often: one look with late acknowledgements is no queue.
+            stood_s = min(queue_s, before_s) if self.starts else queue_s
+            overshoots = self.rate_bytes_per_s is None and stood_s > 2 * _allowed_s(min_rtt_s, seen_bytes_per_s)
             if not overshoots or not self._round_busy or elapsed_s < max(ROUND_MIN_S, min_rtt_s) * 0.4:
                 return
             self._round_queue_s = queue_s

@@ -119,6 +119,17 @@ def test_who_comes_back_to_a_known_path_makes_no_queue() -> None:
     assert share >= 0.6
 
 
+@pytest.mark.parametrize("late_looks", [1, 5])
+def test_one_look_with_late_acknowledgements_does_not_end_a_start(late_looks: int) -> None:
+    controller = RateController()
+    for step in range(60):
+        queue_s = 0.02 if 40 <= step < 40 + late_looks else 0.0
+        now_s = step * START_LOOK_EVERY_S
+        delivered_bytes = int(now_s * RATE)
+        controller.observe(now_s, delivered_bytes=delivered_bytes, rtt_s=0.06 + queue_s, min_rtt_s=0.06, busy=True)
+    assert controller.starts == (late_looks == 1)
+
+
 @pytest.mark.parametrize("now_factor", [0.5, 2.0])
 def test_a_path_that_changed_while_nobody_was_there_is_learned_anew(now_factor: float) -> None:
     seen = steer(0.06, 8, known_bytes_per_s=RATE / now_factor)
