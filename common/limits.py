@@ -444,6 +444,9 @@ FUSE_CONGESTION_THRESHOLD = 768
 FUSE_REQUESTS_PER_WAKEUP = 64
 """Requests answered before the event loop turns to others. The rest wait for its next round."""
 
+FUSE_LOOK_S = 0.002
+"""Between two looks for requests while the event loop takes what links brought. More often each look costs what it spares."""
+
 FUSE_LISTING_MAX_BYTES = 128 * 1024
 """One READDIR reply (~700 names, ~2 ms to pack). The kernel asks for the rest."""
 

@@ -6,7 +6,7 @@ The planner is pure and decides; this module is its hands: it gives it the time,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
@@ -21,7 +21,7 @@ from spoke.prefetch.orders import Order
 from spoke.prefetch.planner import Planner, ReadSeen
 from spoke.prefetch.quiet import Quiet, QuietReads
 from spoke.prefetch.scorecard import Reason
-from spoke.prefetch.source import FAULT_BYTES
+from spoke.prefetch.source import FAULT_BYTES, Fetch
 from spoke.read_ahead import ReadAhead
 from spoke.reads import Handle, ReadResult
 
@@ -33,6 +33,10 @@ REASON_NUMBERS = {reason: number for number, reason in enumerate(Reason, start=1
 _ROOM_BYTES = 2 * EXTENT_BYTES
 _MUCH_ASKED_BYTES = 8 * EXTENT_BYTES
 """With so much under way what is planned next is looked for once for several extents: it takes as long for one."""
+
+_ASK_AT_ONCE = 8
+"""Of what was planned, in one step of the loop: 0.1 to 0.3 ms each. Eight streams that begin have 64 pieces in a budget, and what
+readers ask and what arrives for them waited 12 ms."""
 
 
 class Ahead:
@@ -51,6 +55,8 @@ class Ahead:
         self._planner = planner
         self._counts = counts
         self._clock = clock
+        self._planned: Sequence[Fetch] = ()
+        """Not asked for yet: a part in each step of the loop, so that readers come in between."""
         self._fetcher: Fetcher | None = None
         self._client: HubClient | None = None
         self._last_job: LastJob | None = None
@@ -237,6 +243,8 @@ class Ahead:
             planner.link(client.links.rtt_s, client.links.rate_bytes_per_s)
         if planner.has_waited:
             self._hurry(planner, fetcher)
+        if self._planned:
+            return  # first that
         # What the link needs in flight is one thing, what waits for the disk another: scattered pieces are written slowly,
         # and would else leave nothing to ask for on a link that wants little.
         asked_bytes = fetcher.prefetch_outstanding_bytes
@@ -252,17 +260,32 @@ class Ahead:
         if keep_bytes != self._keep_bytes:
             self._keep_bytes = keep_bytes
             planner.keep_within(keep_bytes)
-        fetches = planner.plan(self._clock(), budget_bytes)
+        self._planned = planner.plan(self._clock(), budget_bytes)
+        if not self._planned:
+            return
+        budget_bytes -= self._ask(planner, fetcher)
+        if self._planned:
+            asyncio.get_running_loop().call_soon(self._ask_more)
+        elif budget_bytes >= EXTENT_BYTES and planner.has_plans:  # it plans a little at a time
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _ask_more(self) -> None:
+        if self._planner is not None and self._fetcher is not None:
+            self._ask(self._planner, self._fetcher)
+        asyncio.get_running_loop().call_soon(self._ask_more if self._planned else self._pump)
+
+    def _ask(self, planner: Planner, fetcher: Fetcher) -> int:
+        """For the next few of what was planned; returns the bytes asked for."""
+        fetches, self._planned = self._planned[:_ASK_AT_ONCE], self._planned[_ASK_AT_ONCE:]
+        all_bytes = 0
         for fetch in fetches:
             why = REASON_NUMBERS[fetch.reason]
             asked_bytes = fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks, why, to_keep=False)
             # In whole blocks, as what is used: at the end of small files they are not the same.
             self._counts.prefetch_asked_bytes += -(-asked_bytes // BLOCK_BYTES) * BLOCK_BYTES
             planner.asked(fetch, asked_bytes)
-            budget_bytes -= asked_bytes
-        # It plans a little at a time, so that readers come in between.
-        if fetches and budget_bytes >= EXTENT_BYTES and planner.has_plans:
-            asyncio.get_running_loop().call_soon(self._pump)
+            all_bytes += asked_bytes
+        return all_bytes
 
     def _keep_within(self, fetcher: Fetcher, ample_bytes: int) -> int | None:
         """How far streams may run ahead, all together, for what the disk does now; None: as their windows reach."""

@@ -412,6 +412,7 @@ class Spoke:
             log.warning(
                 "this kernel cannot send requests again (Linux 6.9 or newer can): if the worker dies, reads it had in hand get EIO"
             )
+        self.client.between = device.look
         if device.read_ahead is not None:
             self.ahead.read_ahead.mounted(device.read_ahead)
 

@@ -35,7 +35,7 @@ from common.terminal import EXIT_USAGE
 from common.units import format_size, parse_duration, parse_rate, parse_size
 
 DATASET = "wan"
-PROBED = "probed.bin"
+PROBED = "probed"
 PROBED_BYTES = 64 << 20
 POOL_BYTES = 16 << 20
 PIECE_BYTES = 1 << 20
@@ -55,10 +55,12 @@ def write_noise(path: Path, size_bytes: int, dice: Random, pool: memoryview) -> 
 
 
 def make_dataset(directory: Path, loads: Sequence[int], total_bytes: int, turns: int = 1) -> dict[str, str]:
-    """For each number of readers, and each turn, as many files of ``total_bytes`` together, and one for the prober; digests by name."""
+    """For each number of readers, and each turn, as many files of ``total_bytes`` together, and one for its prober; digests by name."""
     dice = Random(1)
     pool = memoryview(os.urandom(POOL_BYTES))
-    write_noise(directory / PROBED, PROBED_BYTES, dice, pool)
+    (directory / PROBED).mkdir()
+    for readers in loads:
+        write_noise(directory / probed_name(readers), PROBED_BYTES, dice, pool)
     return {
         name: write_noise(directory / name, total_bytes // readers, dice, pool)
         for readers in loads
@@ -71,12 +73,19 @@ def file_names(readers: int, turn: int = 0) -> list[str]:
     return [f"load{readers}-{number}{'-again' * turn}.bin" for number in range(readers)]
 
 
+def probed_name(readers: int) -> str:
+    """Each load's prober has a file of its own: what one mount reads is an order that the hub keeps, and another mount that reads
+    the same pages follows it and fetches what else was read beside them. And a directory: what comes after the last of the readers'
+    files is fetched as their next one."""
+    return f"{PROBED}/{readers}.bin"
+
+
 def put_load(
-    spoke: Spoke, names: Sequence[str], skip: int, most: int, gap_s: float, timeout_s: float
+    spoke: Spoke, names: Sequence[str], probed: str, skip: int, most: int, gap_s: float, timeout_s: float
 ) -> dict[str, Any]:
     command = [
         *(sys.executable, "-m", "bench.wan.load", *(str(spoke.mountpoint / name) for name in names)),
-        *("--probe", str(spoke.mountpoint / PROBED), "--skip", str(skip), "--most", str(most), "--gap", str(gap_s)),
+        *("--probe", str(spoke.mountpoint / probed), "--skip", str(skip), "--most", str(most), "--gap", str(gap_s)),
     ]
     try:
         done = subprocess.run(
@@ -144,7 +153,7 @@ def measure(lab: Lab, way: Way, arguments: argparse.Namespace, say: Callable[[st
         spoke = lab.mount(DATASET, f"load{readers}", *flags)
         if not idle_s:
             say(f"{arguments.probes} cold pages over an idle link")
-            facts = put_load(spoke, [], 0, arguments.probes, 0.02, timeout_s)
+            facts = put_load(spoke, [], probed_name(readers), 0, arguments.probes, 0.02, timeout_s)
             idle_s = [took_s for _, took_s in facts["probes"]]
             plain_s = echo.measure(way, shlex.split(arguments.spoke_exec or ""), arguments.probes)
             time.sleep(arguments.pause)
@@ -160,7 +169,8 @@ def measure(lab: Lab, way: Way, arguments: argparse.Namespace, say: Callable[[st
             spoke_before_s = cpu_time(before["pid"]).total_s
             outage = Outage(way, arguments.outage_at, arguments.outage)
             outage.begin()
-            facts = put_load(spoke, file_names(readers, turn), pages, 10_000, arguments.gap, timeout_s)
+            names = file_names(readers, turn)
+            facts = put_load(spoke, names, probed_name(readers), pages, 10_000, arguments.gap, timeout_s)
             outage.end()
             pages += len(facts["probes"])
             after = spoke.status()
@@ -239,6 +249,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         ) from None
     if min(arguments.readers) < 1 or max(arguments.readers) > 64:
         raise UsageError(f"--readers {arguments.readers}: 1 to 64 each")
+    if len(set(arguments.readers)) < len(arguments.readers):
+        raise UsageError(
+            f"--readers {arguments.readers}: each number once, the second would find the first one's cache"
+        )
     given = [arguments.hub_exec, arguments.spoke_exec, arguments.hub_address]
     if any(given) != all(given):
         raise UsageError("a given link needs all of --hub-exec, --spoke-exec and --hub-address")

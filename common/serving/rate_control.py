@@ -61,7 +61,7 @@ START_SPAN_S = 0.05
 """What is delivered while starting is measured over so much at least: acknowledgements come in lumps."""
 
 START_QUEUE_S = 0.003
-"""Of queue: a start goes no faster until it has gone."""
+"""Of queue: until it has gone a start is held to what it brought, since the path may be full: what goes beyond it only queues."""
 
 STANDING_ROUNDS = 10
 """A queue that stands so long while we drain it, and is still half of what it was at most, is not ours."""
@@ -86,6 +86,7 @@ class RateController:
         """How fast to send while no queue was seen yet; None: TCP decides."""
         self._starting = self.rate_bytes_per_s is None
         self._looked_s = -math.inf
+        self._looked_queue_s = 0.0
         self._span_from_s = -math.inf
         self._span_from_bytes = 0
         self._seen_most_bytes_per_s = 0.0
@@ -111,6 +112,11 @@ class RateController:
         return self.rate_bytes_per_s if self.rate_bytes_per_s is not None else self.start_bytes_per_s
 
     @property
+    def starts(self) -> bool:
+        """No first queue was seen yet, and the start is paced."""
+        return self.start_bytes_per_s is not None
+
+    @property
     def drains(self) -> bool:
         """A queue stands that is to go."""
         return self._standing_rounds > 0
@@ -121,7 +127,8 @@ class RateController:
         ``delivered_bytes``: acknowledged so far, ever rising; ``rtt_s``: of the packets acknowledged last, ``min_rtt_s``
         the least of long; ``busy``: there was more to send than was let go. Nothing to send teaches nothing.
         """
-        queue_s = max(0.0, rtt_s - min_rtt_s)
+        before_s = self._looked_queue_s
+        self._looked_queue_s = queue_s = max(0.0, rtt_s - min_rtt_s)
         self._begin_slowly(now_s, delivered_bytes, queue_s, min_rtt_s)
         self._round_queue_s = min(self._round_queue_s, queue_s)
         self._round_busy = self._round_busy and busy
@@ -129,7 +136,9 @@ class RateController:
         if elapsed_s < max(ROUND_MIN_S, min_rtt_s):
             # TCP's start doubles every round trip: by the end of this round the buffer would be full.
             seen_bytes_per_s = (delivered_bytes - self._round_from_bytes) / max(elapsed_s, 1e-3)
-            overshoots = self.rate_bytes_per_s is None and queue_s > 2 * _allowed_s(min_rtt_s, seen_bytes_per_s)
+            # A start is looked at twice as often: one look with late acknowledgements is no queue.
+            stood_s = min(queue_s, before_s) if self.starts else queue_s
+            overshoots = self.rate_bytes_per_s is None and stood_s > 2 * _allowed_s(min_rtt_s, seen_bytes_per_s)
             if not overshoots or not self._round_busy or elapsed_s < max(ROUND_MIN_S, min_rtt_s) * 0.4:
                 return
             self._round_queue_s = queue_s
@@ -151,9 +160,10 @@ class RateController:
             self._seen_most_bytes_per_s = max(self._seen_most_bytes_per_s, seen_bytes_per_s)
             self._span_from_s, self._span_from_bytes = now_s, delivered_bytes
         least_bytes_per_s = START_BYTES / min_rtt_s
-        most_bytes_per_s = max(least_bytes_per_s, START_SEEN * self._seen_most_bytes_per_s)
+        queued = queue_s > START_QUEUE_S
+        most_bytes_per_s = max(least_bytes_per_s, (1.0 if queued else START_SEEN) * self._seen_most_bytes_per_s)
         start = self.start_bytes_per_s or least_bytes_per_s
-        if queue_s <= START_QUEUE_S and elapsed_s < 1.0:
+        if not queued and elapsed_s < 1.0:
             start *= 2.0 ** (elapsed_s / (START_DOUBLING_ROUND_TRIPS * min_rtt_s))
         self.start_bytes_per_s = min(start, most_bytes_per_s)
 

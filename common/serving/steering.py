@@ -26,6 +26,9 @@ log = get_logger(__name__)
 LOOK_EVERY_S = 0.05
 """Between two looks at the connections of a busy path: two to a round of 100 ms."""
 
+START_LOOK_EVERY_S = 0.025
+"""The same while one starts: at 1.4 times what the path carries a queue grows by 10 ms from look to look, before it is heard of."""
+
 BUSY_BYTES = 1024 * 1024
 """A path with less than this still to be sent over it has nothing to teach."""
 
@@ -161,22 +164,26 @@ class Steering:
         return spoke.packing
 
     async def run(self) -> None:
+        starts = False
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            self.look()
+            await asyncio.sleep(START_LOOK_EVERY_S if starts else LOOK_EVERY_S)
+            starts = self.look()
 
-    def look(self) -> None:
-        """Once at all paths that something waits for."""
+    def look(self) -> bool:
+        """Once at all paths that something waits for; returns whether one of them starts."""
+        starts = False
         for address, path in self._paths.items():
             if self._scheduler.waiting_on_path(address):
                 try:
                     self._steer(address, path)
+                    starts = starts or path.controller.starts
                 except Exception:
                     log.exception("steering one path failed in an unforeseen way, the others go on")
             else:
                 for spoke in path.spokes.values():
                     if spoke.packing is not None:
                         spoke.packing.idle(self._clock())
+        return starts
 
     def _steer(self, address: str, path: _Path) -> None:
         now_s = self._clock()

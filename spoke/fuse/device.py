@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from common.errors import HeadraceError, MountpointError
-from common.limits import FUSE_MOUNT_TIMEOUT_S, FUSE_REQUESTS_PER_WAKEUP, FUSE_UNMOUNT_TIMEOUT_S
+from common.limits import FUSE_LOOK_S, FUSE_MOUNT_TIMEOUT_S, FUSE_REQUESTS_PER_WAKEUP, FUSE_UNMOUNT_TIMEOUT_S
 from common.log import get_logger
 from spoke.fuse import kernel, mounting, mountpoint
 from spoke.fuse.interrupts import Interrupts
@@ -94,6 +94,7 @@ class Device:
         self._close_task: asyncio.Task[None] | None = None
         self._wakeups = 0
         self._crowded = False
+        self._looked_s = 0.0
         self.requests_total = 0
 
     @classmethod
@@ -300,7 +301,14 @@ class Device:
         finally:
             os.close(probe_fd)
 
+    def look(self) -> None:
+        """Take what waits, if nobody looked for a while: for whoever takes long within one step of the loop."""
+        if self._reading and time.monotonic() - self._looked_s > FUSE_LOOK_S:
+            self._crowded = True
+            self._on_readable()
+
     def _on_readable(self) -> None:
+        self._looked_s = time.monotonic()
         fd, buffers, readv, dispatch = self._fd, self._buffers, os.readv, self._dispatch
         # A single reader sends its next request only once it has this answer: looking for one would cost an EAGAIN each time.
         # The loop comes back by itself while there is something to read; now and then look whether there is more at once.

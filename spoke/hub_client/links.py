@@ -36,6 +36,9 @@ class LinkOwner(Protocol):
     def link_message(self, link: Link, request_id: int, message: Message) -> None:
         """Anything but the handshake, PING and PONG."""
 
+    def link_taken(self) -> None:
+        """What one look into a socket brought has been dealt with."""
+
     def link_closed(self, link: Link, error: HeadraceError) -> None:
         """The link is gone; called once."""
 
@@ -262,6 +265,7 @@ class Link(asyncio.BufferedProtocol):
                 return
         self._flush()
         self._choose_wake()
+        self._owner.link_taken()
 
     def _choose_wake(self) -> None:
         """Sleep through the middle of a large payload: each waking costs some 60 us here, and brings 64 kB without this."""

@@ -17,6 +17,8 @@ class Owner:
 
     def link_message(self, link: Link, request_id: int, message: Message) -> None: ...
 
+    def link_taken(self) -> None: ...
+
     def link_closed(self, link: Link, error: HeadraceError) -> None:
         self.closed.append(error)
 

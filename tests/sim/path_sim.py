@@ -58,7 +58,13 @@ class PathSim:
     def queue_s(self) -> float:
         return self.queue_bytes / self.rate(self.now_s)
 
-    def run(self, flows: list[Tcp], until_s: float, look: Callable[[], None], look_every_s: float = 0.05) -> None:
+    def run(
+        self,
+        flows: list[Tcp],
+        until_s: float,
+        look: Callable[[], None],
+        look_every_s: Callable[[], float] = lambda: 0.05,
+    ) -> None:
         look_at_s = 0.0
         while self.now_s < until_s:
             self.now_s += self.step_s
@@ -69,8 +75,8 @@ class PathSim:
             self._acknowledge()
             self.queue_s_seen.append((self.now_s, self.queue_s))
             if self.now_s >= look_at_s:
-                look_at_s = self.now_s + look_every_s
                 look()
+                look_at_s = self.now_s + look_every_s()
 
     def _send(self, flow: Tcp) -> None:
         room_bytes = flow.window_bytes - flow.in_flight_bytes

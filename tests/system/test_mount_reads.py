@@ -6,6 +6,9 @@ import asyncio
 import errno
 import os
 import random
+import select
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -336,6 +339,22 @@ async def test_requests_that_cost_nothing(tmp_path: Path) -> None:
         for _ in range(5):
             assert not await asyncio.to_thread(os.path.exists, mount.path / "no")
         assert mount.device.requests_total == before
+
+
+async def test_requests_are_taken_within_a_long_step_of_the_loop(tmp_path: Path) -> None:
+    """A step that takes what a dozen links brought is 10 to 25 ms: readers are looked after in between."""
+    dataset, got = Dataset(), []
+    data = os.urandom(MIB + 5)
+    dataset.put(b"f", data)
+    async with mounted(dataset, tmp_path) as mount:
+        reader = threading.Thread(target=lambda: got.append((mount.path / "f").read_bytes()))
+        reader.start()
+        until_s = time.monotonic() + 10
+        while reader.is_alive() and time.monotonic() < until_s:  # and nothing is awaited
+            select.select([mount.device.fileno()], [], [], 0.01)
+            mount.device.look()
+        assert got == [data]
+        reader.join()
 
 
 def test_the_faster_event_loop_serves_as_well(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from bench.netem import FarHost, commands, silence
 from bench.path import GivenWay, make_way
 from bench.quantiles import quantile
 from bench.wan import load
-from bench.wan.__main__ import check, file_names, make_dataset, parse, write_noise
+from bench.wan.__main__ import check, file_names, make_dataset, parse, probed_name, write_noise
 from bench.wan.report import Result, Run, as_json, show, write
 from common.errors import HeadraceError, UsageError
 
@@ -69,6 +69,9 @@ def test_the_table_and_the_files(tmp_path: Path) -> None:
 def test_the_data_do_not_repeat_within_an_extent_and_are_known_by_their_digest(tmp_path: Path) -> None:
     digests = make_dataset(tmp_path, [1, 2], 4 * MIB)
     assert set(digests) == {*file_names(1), *file_names(2)}
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.bin")}
+    assert files == {*digests, probed_name(1), probed_name(2)}
+    assert {path.parent for path in tmp_path.glob("load*")} == {tmp_path} != {(tmp_path / probed_name(1)).parent}
     assert {path.stat().st_size for path in tmp_path.glob("load2-*")} == {2 * MIB}
     data = (tmp_path / "load1-0.bin").read_bytes()
     assert len({data[start : start + MIB] for start in range(0, len(data), MIB)}) == 4
@@ -76,6 +79,12 @@ def test_the_data_do_not_repeat_within_an_extent_and_are_known_by_their_digest(t
     check(facts, digests)
     with pytest.raises(HeadraceError, match="other bytes"):
         check(facts, {**digests, "load1-0.bin": "0" * 16})
+
+
+def test_no_load_reads_a_file_of_another() -> None:
+    """What one mount read, its pages and its files, is an order at the hub: read by the next one, it would be fetched ahead there."""
+    loads = [{*file_names(readers), *file_names(readers, 1), probed_name(readers)} for readers in (1, 2, 8)]
+    assert sum(map(len, loads)) == len(set.union(*loads)) == 2 * (1 + 2 + 8) + 3
 
 
 def test_probers_take_the_next_pages_of_one_order(tmp_path: Path) -> None:
@@ -94,6 +103,7 @@ def test_probers_take_the_next_pages_of_one_order(tmp_path: Path) -> None:
     [
         ["--readers", "1,x"],
         ["--readers", "0"],
+        ["--readers", "1,8,1"],
         ["--hub-exec", "x"],
         ["--rate", "0bit"],
         ["--seconds", "0"],

@@ -50,6 +50,12 @@ class Stub:
         self.planner.arrived(self.now_s, version, blocks)
         return blocks.block_count * BLOCK_BYTES
 
+    def step(self) -> None:
+        """The steps of the loop until nothing is left to ask for."""
+        self.ahead._pump()
+        while self.ahead._planned:
+            self.ahead._ask_more()
+
     def read(self, handle: Handle, offset_bytes: int) -> bool:
         """Returns whether it was a hit."""
         self.now_s += READ / 1e9
@@ -85,7 +91,7 @@ def test_all_that_was_read_is_counted_recorded_and_noted(tmp_path: Path, handles
         for number in range(reads):
             handle = opened[number * READ // (4 * MIB) % handles]
             hits += stub.read(handle, number * READ)
-            stub.ahead._pump()
+            stub.step()
             assert stub.counts.hits == hits, "whenever somebody asks"
             assert stub.counts.cache_read_bytes == hits * READ
         assert stub.there > 512 * MIB, "its window is ahead of it all the time"
@@ -126,7 +132,7 @@ def test_a_reader_who_leaves_his_stream_is_heard_there(tmp_path: Path) -> None:
         stub.ahead.opened(handle, 1)
         for number in range(128 * MIB // READ):
             stub.read(handle, number * READ)
-            stub.ahead._pump()
+            stub.step()
         before = stub.planner.scorecard.read_bytes
         stub.ahead.read(handle, 1, 700 * MIB, READ, "miss")
         assert stub.planner.scorecard.read_bytes == 128 * MIB + READ > before
@@ -162,7 +168,7 @@ def test_reads_that_the_link_is_late_for_are_noted_too_once_the_window_is_full(t
             result: ReadResult = "miss" if offset_bytes + READ > stub.there else "hit" if number % 8 == 7 else "late"
             stub.now_s += READ / 1e8
             stub.ahead.read(handle, 1, offset_bytes, READ, result)
-            stub.ahead._pump()
+            stub.step()
             assert stub.counts.late == late, "whenever somebody asks"
             assert stub.counts.wan_read_bytes == missed_bytes + late * READ
             assert stub.counts.cache_read_bytes == stub.counts.hits * READ

@@ -80,6 +80,19 @@ def test_a_standing_queue_sets_the_pace_of_spoke_and_links_and_an_idle_link_coun
     assert rate / 4 * 0.9 <= told <= rate / 4 * LINK_SHARE * 1.1
 
 
+def test_a_start_is_looked_at_more_often_until_its_queue_is_seen_and_no_longer() -> None:
+    now = [0.0]
+    steering = Steering(busy_scheduler(), lambda: now[0])
+    assert not steering.look()
+    link = FakeLink()
+    steering.joined(ADDRESS, SPOKE, link)
+    look(steering, [link], 2, now)
+    assert steering.look()
+    link.queue_s = 0.05
+    look(steering, [link], 10, now)
+    assert not steering.look()
+
+
 def test_a_new_link_of_a_paced_spoke_is_told_and_a_spoke_without_links_forgotten() -> None:
     now = [0.0]
     steering = Steering(busy_scheduler(), lambda: now[0])

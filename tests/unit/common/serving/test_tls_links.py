@@ -47,6 +47,8 @@ class Owner:
     def link_message(self, link: Link, request_id: int, message: Message) -> None:
         self.messages.put_nowait((request_id, message))
 
+    def link_taken(self) -> None: ...
+
     def link_closed(self, link: Link, error: HeadraceError) -> None:
         self.ended.set_result(error)
 

@@ -27,6 +27,8 @@ class Owner:
     def link_message(self, link: Link, request_id: int, message: Message) -> None:
         self.arrived.put_nowait(message)
 
+    def link_taken(self) -> None: ...
+
     def link_closed(self, link: Link, error: Exception) -> None:
         pass
 
