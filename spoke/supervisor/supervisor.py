@@ -93,9 +93,8 @@ class Supervisor:
     def _turn(self) -> None:
         now_s = self._clock()
         for key, _ in self._selector.select(max(0.0, self._next_s(now_s) - now_s)):
-            if (
-                self._selector.get_map().get(key.fd) is key
-            ):  # else what was dealt with before it has closed or changed it
+            # What was dealt with before it may have closed or changed it.
+            if self._selector.get_map().get(key.fd) is key:
                 key.data()
             if self._exit is not None:
                 return
