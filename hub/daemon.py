@@ -210,8 +210,8 @@ class Hub:
         return format_address(parse_address(self.settings.listen)[0], self.server.port)
 
     def health(self) -> tuple[bool, Mapping[str, Any]]:
-        held = {name: source.status.held for name, source in self.sources.items()} if self._ready else {}
-        return self._ready, {"serving": self._ready, "held": {name: why for name, why in held.items() if why}}
+        held = {name: source.held for name, source in self.sources.items()} if self._ready else {}
+        return self._ready, {"serving": self._ready, "held": {name: why.reason for name, why in held.items() if why}}
 
     def status(self) -> Mapping[str, Any]:
         """The facts behind ``headrace-hub status``; sizes in bytes, times in seconds."""
@@ -236,7 +236,7 @@ class Hub:
                     "directory": str(self.settings.dataset[name]),
                     "entries": source.status.entries,
                     "revision": source.head_revision,
-                    "held": source.status.held,
+                    "held": held.reason if (held := source.held) is not None else None,
                     "watches": source.status.watches,
                     "unwatched": source.status.unwatched,
                     "overflows": source.status.overflows_total,

@@ -159,8 +159,8 @@ METRICS: tuple[Metric[Measured], ...] = (
     Metric(
         "headrace_hub_catalog_held",
         "gauge",
-        "1 while the dataset's directory is not there and the catalog is kept as it was.",
-        lambda hub: {(name,): float(source.status.held is not None) for name, source in hub.sources.items()},
+        "1 while the dataset's directory is not there, or the catalog cannot be written, and names are kept as they were.",
+        lambda hub: {(name,): float(source.held is not None) for name, source in hub.sources.items()},
         ("dataset",),
     ),
     Metric(

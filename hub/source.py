@@ -152,7 +152,11 @@ class HubSource(CatalogSource):
     @property
     def held(self) -> Held | None:
         status = self._watcher_started.status if self._watcher_started is not None else WatcherStatus()
-        return Held(status.held, self._clock() - status.held_since_s) if status.held is not None else None
+        if status.held is not None:
+            return Held(status.held, self._clock() - status.held_since_s)
+        return (
+            Held(status.unwritten, self._clock() - status.unwritten_since_s) if status.unwritten is not None else None
+        )
 
     # --- common.serving.source.Source -------------------------------------------------------------------------
 

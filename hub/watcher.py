@@ -51,7 +51,8 @@ class WatcherSettings:
 
 @dataclass(frozen=True, slots=True)
 class WatcherStatus:
-    """``held``: why the catalog is held as it is, or None; ``held_since_s``: since when.
+    """``held``: why the catalog is held as it is, or None; ``held_since_s``: since when. ``unwritten``: why it could not be written when
+    that was tried last, or None; ``unwritten_since_s``: since when.
     ``unwatched``: directories without a watch for want of them.
 
     Of the last scan of everything: ``skipped``, names not served by kind; ``unreadable``, paths that could not be looked at.
@@ -59,6 +60,8 @@ class WatcherStatus:
 
     held: str | None = None
     held_since_s: float = 0.0
+    unwritten: str | None = None
+    unwritten_since_s: float = 0.0
     entries: int = 0
     watches: int = 0
     unwatched: int = 0
@@ -379,8 +382,13 @@ class Watcher:
             log.error(
                 "the catalog could not be updated: scanning again soon", error=str(error), retry_s=_FAILED_RETRY_S
             )
-            self._scan_due_s = self._clock() + _FAILED_RETRY_S
+            now_s = self._clock()
+            since_s = now_s if self.status.unwritten is None else self.status.unwritten_since_s
+            self.status = replace(self.status, unwritten=str(error), unwritten_since_s=since_s)
+            self._scan_due_s = now_s + _FAILED_RETRY_S
             return error
+        if self.status.unwritten is not None:
+            self.status = replace(self.status, unwritten=None)
         if self.status.held is not None:
             log.info("the directory is back", dataset=self._catalog.dataset)
             self.status = replace(self.status, held=None)

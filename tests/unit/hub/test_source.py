@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -274,11 +275,10 @@ async def test_a_failing_catalog_is_told_and_made_good(
     monkeypatch.setattr(watcher, "_FAILED_RETRY_S", 0.02)
     source = await served.start()
     real = source._catalog.apply
-    calls: list[int] = []
+    may_go_on = threading.Event()
 
     def failing(*arguments):
-        calls.append(1)
-        if len(calls) == 1:
+        if not may_go_on.is_set():
             raise DiskError("the disk of the catalog is full")
         return real(*arguments)
 
@@ -286,7 +286,12 @@ async def test_a_failing_catalog_is_told_and_made_good(
     (root / "f").write_bytes(b"1")
     with pytest.raises(DiskError, match="is full"):
         await source.recheck(b"f")
+    assert source.held is not None, "spokes are told that names are old"
+    assert "is full" in source.held.reason
+    may_go_on.set()
     await changes_to(source, 0, b"f")
+    await source.settled()
+    assert source.held is None
 
 
 async def test_a_dead_watcher_fails_those_who_wait(root: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
