@@ -774,9 +774,10 @@ PREFETCH_START_BYTES = 16 * 1024 * 1024
 
 PREFETCH_START_PIECE_BLOCKS = 11
 PREFETCH_BEGUN_PIECE_BLOCKS = 32
-"""A stream that has read less than 1 MiB asks for pieces of 44 KiB, then of 128 KiB until PREFETCH_START_BYTES, spread over the links:
-a new connection takes 65,535 bytes in its first round trip (a SYN's window has 16 bits), which hold one such piece behind 16 KiB
-of demand, headers included. A piece that ends beyond them comes a round trip later as a whole. Split."""
+"""A stream that has read less than 1 MiB asks for pieces of 44 KiB, then, until it has read PREFETCH_START_BYTES and up to as much ahead of
+its reader, for pieces of 128 KiB, spread over the links: a new connection takes 65,535 bytes in its first round trip (a SYN's window has
+16 bits), which hold one of the first behind 16 KiB of demand, headers included. What ends beyond them comes a round trip later as a whole;
+and a whole extent is there when one on each other link is. Split."""
 
 PREFETCH_SHORT_RTT_S = 0.005
 """On a path with a shorter round trip it asks for extents from the start: one more costs less than what each piece costs (0.3 ms)."""

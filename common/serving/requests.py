@@ -30,7 +30,8 @@ class PathLoad:
 
 class SpokeTurns:
     __slots__ = (
-        "ahead_bytes", "deficit_bytes", "in_demand_ring", "in_ring", "links", "outstanding_bytes", "pacer", "path", "turn_open", "weight"
+        "ahead_bytes", "deficit_bytes", "in_demand_ring", "in_ring", "links", "outstanding_bytes", "pacer", "path", "turn_bytes",
+        "turn_open", "weight",
     )  # fmt: skip
 
     def __init__(self, weight: float, rate_bytes_per_s: float | None, path: PathLoad) -> None:
@@ -42,6 +43,8 @@ class SpokeTurns:
         self.ahead_bytes = 0
         self.outstanding_bytes = 0
         self.turn_open = False
+        self.turn_bytes = 0
+        """How far the turns of its connections have come, in prefetch."""
         self.in_ring = False
         self.in_demand_ring = False
 
@@ -59,7 +62,9 @@ class SpokeTurns:
 
 
 class LinkQueues:
-    __slots__ = ("ahead_bytes", "link_id", "queues", "requests", "spoke")
+    """One connection. ``turn_bytes``: where its next turn at its spoke's prefetch is, as its spoke's."""
+
+    __slots__ = ("ahead_bytes", "link_id", "queues", "requests", "spoke", "turn_bytes")
 
     def __init__(self, link_id: int, spoke: SpokeTurns) -> None:
         self.link_id = link_id
@@ -67,6 +72,7 @@ class LinkQueues:
         self.requests: dict[int, Request] = {}
         self.queues: tuple[deque[Request], ...] = tuple(deque() for _ in Priority)
         self.ahead_bytes = [0 for _ in Priority]
+        self.turn_bytes = 0
 
     def first_bytes(self, lane: Priority) -> int:
         return self.queues[lane][0].queued[0].block_count * BLOCK_BYTES

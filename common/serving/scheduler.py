@@ -2,13 +2,16 @@
 
 Pure: no socket, no clock, no disk. Between spokes: deficit round robin by bytes, with weights; those behind one address
 share the pace of its path, so their shares do not follow from how many connections each has. Within a spoke: demand
-strictly before prefetch; its connections take turns; demand READs of a connection take turns extent by extent (a
-16 MiB one does not hold up the small one behind it), prefetch READs go in the order they came. A spoke's demand also
-goes ahead of the other spokes' turns, on credit: what it took is held against its later turns, so the shares stay equal.
+strictly before prefetch. For demand its connections take turns, and the READs of a connection extent by extent (a 16 MiB
+one does not hold up the small one behind it). For prefetch they take turns by bytes, since spokes share it out by bytes:
+extent by extent, small READs on one waited for a whole extent of each other. Of one, prefetch READs go in the order they came.
+A spoke's demand also goes ahead of the other spokes' turns, on credit: what it took is held against its later turns, so
+the shares stay equal.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -294,10 +297,14 @@ class Scheduler:
             part_bytes = self._read_ahead.path_bytes * spoke.weight / spoke.path.hungry_weight
             if spoke.ahead_bytes >= max(2 * EXTENT_BYTES, part_bytes):
                 return None
+        most_bytes, found, least_bytes = self._read_ahead.link_bytes, None, math.inf
         for link in spoke.links:
-            if link.queues[lane] and link.ahead_bytes[lane] < self._read_ahead.link_bytes:
-                return link
-        return None
+            if link.queues[lane] and link.ahead_bytes[lane] < most_bytes:
+                if lane is Priority.DEMAND or link.turn_bytes <= spoke.turn_bytes:
+                    return link
+                if link.turn_bytes < least_bytes:
+                    found, least_bytes = link, link.turn_bytes
+        return found
 
     def _pick(self, now_s: float, link: LinkQueues, lane: Priority) -> Pick:
         links = link.spoke.links
@@ -315,6 +322,9 @@ class Scheduler:
             queue.popleft()
         elif lane is Priority.DEMAND:
             queue.rotate(-1)
+        if lane is Priority.PREFETCH:  # who had nothing to ask for, or took nothing, does not catch up
+            link.spoke.turn_bytes = max(link.spoke.turn_bytes, link.turn_bytes)
+            link.turn_bytes = link.spoke.turn_bytes + pick.size_bytes
         link.ahead_bytes[lane] += pick.ahead_bytes
         link.spoke.ahead_bytes += pick.ahead_bytes
         self._total_ahead_bytes += pick.ahead_bytes

@@ -128,9 +128,10 @@ class StreamWindows:
             window_bytes = run.window.window_bytes
             window_bytes = window_bytes if window_bytes < keep_bytes else keep_bytes
             end_block = window_end(file, next_block, window_bytes)
+            # A dozen connections bring a dozen extents at once, the first when the last: where the reader is near, pieces come in order.
             # On a short path the window stays small for good; what ends the start is that much read in a row.
             if (
-                window_bytes < limits.PREFETCH_START_BYTES
+                first_block - next_block < _START_BLOCKS
                 and run.evidence_blocks < _START_BLOCKS
                 and reason is Reason.SEQUENTIAL
                 and self._latency.rtt_s > limits.PREFETCH_SHORT_RTT_S

@@ -276,10 +276,27 @@ def test_a_failed_fetch_pauses_its_file_and_is_planned_again() -> None:
     assert again[0].blocks.first_block == 3 * READ // BLOCK_BYTES
 
 
+def test_a_stream_near_its_start_asks_for_small_pieces_however_wide_its_window() -> None:
+    """A whole extent is there when a dozen of them are, on as many connections: too late for a reader that is less than that before it."""
+    planner = Planner()
+    bench = Bench(facts(1, 8 << 30), planner=planner)
+    version = bench.files[0].version
+    for step in range(40):
+        planner.read(0.001 * step, ReadSeen(0, 1, version, step * READ, READ, "late"))
+    fetches = planner.plan(1.0, 32 * MIB)
+    read_bytes = 40 * READ
+    near = [
+        fetch for fetch in fetches if fetch.blocks.first_block * BLOCK_BYTES < read_bytes + limits.PREFETCH_START_BYTES
+    ]
+    assert {fetch.blocks.block_count for fetch in near} == {limits.PREFETCH_BEGUN_PIECE_BLOCKS}
+    assert planned(near) == limits.PREFETCH_START_BYTES
+    assert min(planned([fetch]) for fetch in fetches[len(near) :]) >= EXTENT_BYTES
+
+
 def test_the_budget_is_shared_an_extent_at_a_time() -> None:
     planner = Planner()
     bench = Bench(facts(1, (8 << 30) + 300 * MIB), planner=planner)  # no equal parts
-    for step in range(40):
+    for step in range(limits.PREFETCH_START_BYTES // READ):  # until then it is smaller pieces
         for lane in range(4):
             version = bench.files[0].version
             planner.read(0.001 * step, ReadSeen(0, 1, version, (lane << 30) + step * READ, READ, "late"))
