@@ -37,7 +37,8 @@ FORGET_SLOWLY, FORGET_FAST = 0.125, 0.5
 LUMP_SHARE = 0.8
 """How much a round with a queue weighs against what was believed of the path: all of it the first time, a half the second (a
 round of a start shows up to an eighth more than there is), then little; more when the queue stays. A round that brought less than this
-share of what was believed is more likely a busy machine at either end: little at once, and what was known from before is not new."""
+share of what was believed is more likely a busy machine at either end, also the first of a start: little at once, and what was known from
+before is not new."""
 
 RESUME_SHARE = 0.97
 """Of what the path is believed to carry: where to go on once a queue has gone, so that the rest of it goes too."""
@@ -199,7 +200,7 @@ class RateController:
         weight = FORGET_FAST if self._standing_rounds > PATIENT_ROUNDS else FORGET_SLOWLY
         if seen_bytes_per_s >= LUMP_SHARE * believed:
             weight = max(weight, 1.0 / self._queue_rounds)
-        weight = 1.0 if first else weight
+        weight = 1.0 if first and not self._starting else weight  # a start knows what it brought before
         self.path_bytes_per_s = believed + (seen_bytes_per_s - believed) * weight
         share = min(max(DRAIN_MIN, (self.queue_s - allowed_s / 2) / (1.5 * round_s)), DRAIN_MAX)
         self._use(min(self.path_bytes_per_s, max(seen_bytes_per_s, believed / 2)) * (1 - share))

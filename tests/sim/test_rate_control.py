@@ -77,11 +77,17 @@ def test_without_it_the_same_path_keeps_a_queue() -> None:
     assert steer(0.06, 10, steered=False, flow=Tcp("greedy"), buffer_s=1.0).queue_s(4, 10, 0.5) > 0.5
 
 
-def start_of_many(*, known_bytes_per_s: float = 0.0, steered: bool = True) -> tuple[float, float]:
+def start_of_many(
+    *,
+    known_bytes_per_s: float = 0.0,
+    steered: bool = True,
+    until_s: float = 12 * 0.06,
+    shared: Callable[[float], float] = lambda _now_s: 1.0,
+) -> tuple[float, float]:
     """Twelve connections that double each round trip begin at once at 1 Gbit/s and 60 ms: the longest queue in seconds, and the
-    share of what the link could carry in the first 12 round trips."""
-    rate, links, until_s = 125e6, 12, 12 * 0.06
-    sim = PathSim(0.06, lambda _now_s: rate, 0.06 * rate)
+    share of what the link could carry in the first 12 round trips. ``shared``: how much of the link there is."""
+    rate, links = 125e6, 12
+    sim = PathSim(0.06, lambda now_s: rate * shared(now_s), 0.06 * rate)
     controller = RateController(known_bytes_per_s)
 
     def limit() -> float | None:
@@ -117,6 +123,13 @@ def test_who_comes_back_to_a_known_path_makes_no_queue() -> None:
     queue_s, share = start_of_many(known_bytes_per_s=125e6)
     assert queue_s <= 0.01
     assert share >= 0.6
+
+
+@pytest.mark.parametrize("at_s", [0.4, 0.5, 0.6])
+def test_a_machine_that_stops_for_a_moment_during_a_start_is_not_taken_for_a_slow_path(at_s: float) -> None:
+    """The rate fell to what such a moment brought, and took 3 s to rise again: 0.49 of the link in the first 4 s."""
+    _, share = start_of_many(until_s=4.0, shared=lambda now_s: 0.05 if at_s <= now_s < at_s + 0.2 else 1.0)
+    assert share >= 0.7
 
 
 @pytest.mark.parametrize("late_looks", [1, 5])
