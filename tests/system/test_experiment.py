@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,8 @@ def test_all_runs_of_a_small_experiment(tmp_path: Path) -> None:
 
     page = (tmp_path / "experiment.html").read_text()
     assert page.count("data:image/png;base64,") == 16  # each for a light and a dark screen
-    assert "http" not in page.replace("http-equiv", "")
+    words = re.sub("base64,[^\"]*", "", page)  # a picture's bytes may spell anything
+    assert "http" not in words.replace("http-equiv", "")
     assert len(result["pairs"]) == 3
     assert result["failures"] == []
     assert "timed step" in page
