@@ -64,6 +64,9 @@ START_SPAN_S = 0.05
 START_QUEUE_S = 0.003
 """Of queue: until it has gone a start is held to what it brought, since the path may be full: what goes beyond it only queues."""
 
+START_HELD, START_HELD_QUEUE_S = 4.0, 0.006
+"""Where so much of it stands from look to look, also less than START_BYTES, down to this part: a path of 300 Mbit/s has half of that."""
+
 STANDING_ROUNDS = 10
 """A queue that stands so long while we drain it, and is still half of what it was at most, is not ours."""
 
@@ -130,7 +133,7 @@ class RateController:
         """
         before_s = self._looked_queue_s
         self._looked_queue_s = queue_s = max(0.0, rtt_s - min_rtt_s)
-        self._begin_slowly(now_s, delivered_bytes, queue_s, min_rtt_s)
+        self._begin_slowly(now_s, delivered_bytes, queue_s, min(queue_s, before_s), min_rtt_s)
         self._round_queue_s = min(self._round_queue_s, queue_s)
         self._round_busy = self._round_busy and busy
         elapsed_s = now_s - self._round_from_s
@@ -150,7 +153,9 @@ class RateController:
         self._round_rate_bytes_per_s = self.rate_bytes_per_s or 0.0
         self._round_queue_s, self._round_busy = math.inf, busy
 
-    def _begin_slowly(self, now_s: float, delivered_bytes: int, queue_s: float, min_rtt_s: float) -> None:
+    def _begin_slowly(
+        self, now_s: float, delivered_bytes: int, queue_s: float, stood_s: float, min_rtt_s: float
+    ) -> None:
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
         if not self._starting or not NEAR_RTT_S <= min_rtt_s <= START_MAX_RTT_S:
             self.start_bytes_per_s = None
@@ -162,7 +167,8 @@ class RateController:
             self._span_from_s, self._span_from_bytes = now_s, delivered_bytes
         least_bytes_per_s = START_BYTES / min_rtt_s
         queued = queue_s > START_QUEUE_S
-        most_bytes_per_s = max(least_bytes_per_s, (1.0 if queued else START_SEEN) * self._seen_most_bytes_per_s)
+        floor_bytes_per_s = least_bytes_per_s / START_HELD if stood_s > START_HELD_QUEUE_S else least_bytes_per_s
+        most_bytes_per_s = max(floor_bytes_per_s, (1.0 if queued else START_SEEN) * self._seen_most_bytes_per_s)
         start = self.start_bytes_per_s or least_bytes_per_s
         if not queued and elapsed_s < 1.0:
             start *= 2.0 ** (elapsed_s / (START_DOUBLING_ROUND_TRIPS * min_rtt_s))

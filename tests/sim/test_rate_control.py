@@ -82,11 +82,12 @@ def start_of_many(
     known_bytes_per_s: float = 0.0,
     steered: bool = True,
     until_s: float = 12 * 0.06,
+    rate: float = 125e6,
     shared: Callable[[float], float] = lambda _now_s: 1.0,
 ) -> tuple[float, float]:
     """Twelve connections that double each round trip begin at once at 1 Gbit/s and 60 ms: the longest queue in seconds, and the
     share of what the link could carry in the first 12 round trips. ``shared``: how much of the link there is."""
-    rate, links = 125e6, 12
+    links = 12
     sim = PathSim(0.06, lambda now_s: rate * shared(now_s), 0.06 * rate)
     controller = RateController(known_bytes_per_s)
 
@@ -117,6 +118,13 @@ def test_a_start_does_not_fill_the_buffer_and_fills_the_link() -> None:
     assert queue_s <= 0.025
     assert share >= 0.6
     assert start_of_many(steered=False)[0] > 0.057  # all of the buffer, else the simulation shows nothing
+
+
+def test_a_start_on_a_link_of_300_mbit_does_not_fill_its_buffer_either() -> None:
+    """Its first round trip brings more than twice what the link carries: all of the buffer, and lost segments, until a start was held."""
+    queue_s, share = start_of_many(rate=37.5e6)
+    assert queue_s <= 0.045
+    assert share >= 0.75
 
 
 def test_who_comes_back_to_a_known_path_makes_no_queue() -> None:
