@@ -47,7 +47,7 @@ def test_all_runs_of_a_small_experiment(tmp_path: Path) -> None:
 
     page = (tmp_path / "experiment.html").read_text()
     assert page.count("data:image/png;base64,") == 16  # each for a light and a dark screen
-    words = re.sub("base64,[^\"]*", "", page)  # a picture's bytes may spell anything
+    words = re.sub('base64,[^"]*', "", page)  # a picture's bytes may spell anything
     assert "http" not in words.replace("http-equiv", "")
     assert len(result["pairs"]) == 3
     assert result["failures"] == []
