@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange
+from common.blocks import BLOCK_BYTES, EXTENT_BYTES, BlockRange, count_blocks
 from common.errors import OrderError
 from spoke.cache.foreseen import Foresight
 from spoke.fetcher import Fetcher
@@ -264,25 +264,26 @@ class Ahead:
         if not self._planned:
             return
         budget_bytes -= self._ask(planner, fetcher)
-        if self._planned:
-            asyncio.get_running_loop().call_soon(self._ask_more)
-        elif budget_bytes >= EXTENT_BYTES and planner.has_plans:  # it plans a little at a time
+        if not self._planned and budget_bytes >= EXTENT_BYTES and planner.has_plans:  # it plans a little at a time
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _ask_more(self) -> None:
         if self._planner is not None and self._fetcher is not None:
             self._ask(self._planner, self._fetcher)
-        asyncio.get_running_loop().call_soon(self._ask_more if self._planned else self._pump)
+        if not self._planned:
+            asyncio.get_running_loop().call_soon(self._pump)
 
     def _ask(self, planner: Planner, fetcher: Fetcher) -> int:
-        """For the next few of what was planned; returns the bytes asked for."""
+        """For the next few of what was planned, and for the rest in steps to come; returns the bytes asked for."""
         fetches, self._planned = self._planned[:_ASK_AT_ONCE], self._planned[_ASK_AT_ONCE:]
+        if self._planned:  # first of all: whatever comes of these, nothing else is planned before the rest is asked for
+            asyncio.get_running_loop().call_soon(self._ask_more)
         all_bytes = 0
         for fetch in fetches:
             why = REASON_NUMBERS[fetch.reason]
             asked_bytes = fetcher.prefetch(fetch.version, fetch.size_bytes, fetch.blocks, why, to_keep=False)
             # In whole blocks, as what is used: at the end of small files they are not the same.
-            self._counts.prefetch_asked_bytes += -(-asked_bytes // BLOCK_BYTES) * BLOCK_BYTES
+            self._counts.prefetch_asked_bytes += count_blocks(asked_bytes) * BLOCK_BYTES
             planner.asked(fetch, asked_bytes)
             all_bytes += asked_bytes
         return all_bytes

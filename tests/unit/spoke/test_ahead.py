@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from common.blocks import EXTENT_BYTES, BlockRange
 from spoke.ahead import Ahead
 from spoke.metrics import Counts
@@ -34,9 +36,9 @@ class Link:
         return blocks.block_count * 4096
 
 
-async def test_streams_that_begin_together_are_asked_for_a_few_pieces_in_each_step() -> None:
-    """Sixty pieces in one go took 12 ms, in which nobody was answered."""
-    link, now_s = Link(), 0.0
+def begun(link: Link) -> Ahead:
+    """Streams that begin together, and nothing asked for yet."""
+    now_s = 0.0
     ahead = Ahead(Planner(), Counts(), lambda: now_s)
     handles = [Handle(number, b"%d" % number, b"%016d" % number, 256 << 20) for number in range(1, STREAMS + 1)]
     for handle in handles:
@@ -46,6 +48,13 @@ async def test_streams_that_begin_together_are_asked_for_a_few_pieces_in_each_st
         for handle in handles:
             ahead.read(handle, handle.handle_id, offset_bytes, READ, "late")
     ahead.attach(link, link)  # type: ignore[arg-type]
+    return ahead
+
+
+async def test_streams_that_begin_together_are_asked_for_a_few_pieces_in_each_step() -> None:
+    """Sixty pieces in one go took 12 ms, in which nobody was answered."""
+    link = Link()
+    ahead = begun(link)
     ahead.look_again()
     in_steps = [len(link.asked)]
     for _ in range(20):
@@ -54,4 +63,23 @@ async def test_streams_that_begin_together_are_asked_for_a_few_pieces_in_each_st
         in_steps.append(len(link.asked) - before)
     assert max(in_steps) <= 8
     assert sum(in_steps) > 16
-    assert {version for version, _ in link.asked} == {handle.version for handle in handles}
+    assert {version for version, _ in link.asked} == {b"%016d" % number for number in range(1, STREAMS + 1)}
+
+
+async def test_a_piece_that_cannot_be_asked_for_does_not_keep_the_rest() -> None:
+    class Failing(Link):
+        failed = False
+
+        def prefetch(self, version: bytes, _size: int, blocks: BlockRange, _why: int, *, to_keep: bool) -> int:
+            if not self.failed:
+                self.failed = True
+                raise RuntimeError("unforeseen")
+            return super().prefetch(version, _size, blocks, _why, to_keep=to_keep)
+
+    link = Failing()
+    ahead = begun(link)
+    with pytest.raises(RuntimeError):
+        ahead.look_again()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(link.asked) > 16
