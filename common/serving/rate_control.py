@@ -131,9 +131,9 @@ class RateController:
         ``delivered_bytes``: acknowledged so far, ever rising; ``rtt_s``: of the packets acknowledged last, ``min_rtt_s``
         the least of long; ``busy``: there was more to send than was let go. Nothing to send teaches nothing.
         """
-        before_s = self._looked_queue_s
-        self._looked_queue_s = queue_s = max(0.0, rtt_s - min_rtt_s)
-        self._begin_slowly(now_s, delivered_bytes, queue_s, min(queue_s, before_s), min_rtt_s)
+        queue_s = max(0.0, rtt_s - min_rtt_s)
+        stood_s, self._looked_queue_s = min(queue_s, self._looked_queue_s), queue_s
+        self._begin_slowly(now_s, delivered_bytes, queue_s, stood_s, min_rtt_s)
         self._round_queue_s = min(self._round_queue_s, queue_s)
         self._round_busy = self._round_busy and busy
         elapsed_s = now_s - self._round_from_s
@@ -141,8 +141,8 @@ class RateController:
             # TCP's start doubles every round trip: by the end of this round the buffer would be full.
             seen_bytes_per_s = (delivered_bytes - self._round_from_bytes) / max(elapsed_s, 1e-3)
             # A start is looked at twice as often: one look with late acknowledgements is no queue.
-            stood_s = min(queue_s, before_s) if self.starts else queue_s
-            overshoots = self.rate_bytes_per_s is None and stood_s > 2 * _allowed_s(min_rtt_s, seen_bytes_per_s)
+            over_s = (stood_s if self.starts else queue_s) - 2 * _allowed_s(min_rtt_s, seen_bytes_per_s)
+            overshoots = self.rate_bytes_per_s is None and over_s > 0
             if not overshoots or not self._round_busy or elapsed_s < max(ROUND_MIN_S, min_rtt_s) * 0.4:
                 return
             self._round_queue_s = queue_s

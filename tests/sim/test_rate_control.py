@@ -85,8 +85,8 @@ def start_of_many(
     rate: float = 125e6,
     shared: Callable[[float], float] = lambda _now_s: 1.0,
 ) -> tuple[float, float]:
-    """Twelve connections that double each round trip begin at once at 1 Gbit/s and 60 ms: the longest queue in seconds, and the
-    share of what the link could carry in the first 12 round trips. ``shared``: how much of the link there is."""
+    """Twelve connections that double each round trip begin at once at ``rate`` bytes a second and 60 ms: the longest queue in
+    seconds, and the share of what the link could carry until ``until_s``. ``shared``: how much of the link there is."""
     links = 12
     sim = PathSim(0.06, lambda now_s: rate * shared(now_s), 0.06 * rate)
     controller = RateController(known_bytes_per_s)
